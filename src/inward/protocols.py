@@ -36,7 +36,9 @@ class LM(Protocol):
         """Continue the prompt; `sampling.n` completions share one prefill."""
         ...
 
-    async def score(self, prompt: Prompt, continuation: str | Sequence[int], *, sampling: Sampling = _GREEDY, capture: Capture | None = None) -> Completion:
+    async def score(
+        self, prompt: Prompt, continuation: str | Sequence[int], *, sampling: Sampling = _GREEDY, capture: Capture | None = None
+    ) -> Completion:
         """Read a given continuation as if it had been generated (teacher forcing); nothing is sampled."""
         ...
 

@@ -1,0 +1,304 @@
+"""Turn many concurrent awaits into few batched, blocking calls.
+
+`Batcher` is for work that is done once it is batched (searches, probes). `Scheduler` keeps one running
+batch that requests join and leave between steps (language models). Neither has a timer: requests are
+handed over once two turns of the event loop have brought nothing new, that is, once every coroutine that
+could ask has asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from inward.errors import OutOfMemory
+from inward.protocols import Backend, Finished, Request, RequestId
+from inward.types import Generation
+
+Req = TypeVar("Req")
+Res = TypeVar("Res")
+
+_SETTLE_TURNS = 2
+
+
+class _Gathering(Generic[Req]):
+    """What one event loop has asked for and not yet handed over."""
+
+    def __init__(self) -> None:
+        self.items: list[Req] = []
+        self.pump: asyncio.Task[None] | None = None
+
+    async def settle(self) -> list[Req]:
+        """Wait until nothing new arrives, then take everything."""
+        quiet, size = 0, len(self.items)
+        while quiet < _SETTLE_TURNS:
+            await asyncio.sleep(0)
+            quiet, size = (quiet + 1, size) if len(self.items) == size else (0, len(self.items))
+        items, self.items = self.items, []
+        return items
+
+
+class Batcher(Generic[Req, Res]):
+    """Collects requests while its worker thread is busy and runs them together when it is free.
+
+    A batch that raises is halved until the faulty request is alone; only its caller sees the error. May be
+    used from several event loops, at once or one after another.
+    """
+
+    def __init__(self, run: Callable[[Sequence[Req]], Sequence[Res]], cost: Callable[[Req], int], budget: int) -> None:
+        """Batch calls of `run`, at most `budget` of `cost` together (a dearer request goes alone)."""
+        self._run, self._cost, self._budget = run, cost, budget
+        self._gatherings: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Gathering[tuple[Req, asyncio.Future[Res]]]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="inward-batcher")
+        self.batch_sizes: list[int] = []
+
+    async def __call__(self, request: Req) -> Res:
+        """Return what `run` gives for this request."""
+        loop = asyncio.get_running_loop()
+        gathering = self._gatherings.setdefault(loop, _Gathering())
+        done: asyncio.Future[Res] = loop.create_future()
+        gathering.items.append((request, done))
+        if gathering.pump is None:
+            gathering.pump = loop.create_task(self._drain(gathering))
+        return await done
+
+    async def _drain(self, gathering: _Gathering[tuple[Req, asyncio.Future[Res]]]) -> None:
+        waiting: deque[tuple[Req, asyncio.Future[Res]]] = deque()
+        try:
+            while gathering.items or waiting:
+                waiting.extend(await gathering.settle())
+                await self._run_batch(self._take(waiting))
+        finally:
+            gathering.pump = None
+
+    def _take(self, waiting: deque[tuple[Req, asyncio.Future[Res]]]) -> list[tuple[Req, asyncio.Future[Res]]]:
+        """Take the oldest requests that fit the budget, in order: nothing starves."""
+        batch: list[tuple[Req, asyncio.Future[Res]]] = []
+        room = self._budget
+        while waiting:
+            request, done = waiting[0]
+            room -= self._cost(request)
+            if batch and room < 0:
+                break
+            waiting.popleft()
+            if not done.done():  # its caller may have gone away
+                batch.append((request, done))
+        return batch
+
+    async def _run_batch(self, batch: list[tuple[Req, asyncio.Future[Res]]]) -> None:
+        if not batch:
+            return
+        self.batch_sizes.append(len(batch))
+        try:
+            results = await asyncio.get_running_loop().run_in_executor(self._worker, self._run, [request for request, _ in batch])
+        except Exception as error:
+            if len(batch) == 1:
+                if not batch[0][1].done():
+                    batch[0][1].set_exception(error)
+                return
+            middle = len(batch) // 2
+            await self._run_batch(batch[:middle])
+            await self._run_batch(batch[middle:])
+        else:
+            for (_, done), result in zip(batch, results, strict=True):
+                if not done.done():
+                    done.set_result(result)
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A request on its way through the scheduler."""
+
+    request: Request
+    loop: asyncio.AbstractEventLoop
+    done: asyncio.Future[Generation]
+    cost: int = 0
+    id: RequestId | None = None
+    suspect: bool = False
+    """It was running when a step raised: it runs alone until the faulty row is found."""
+
+    def resolve(self, outcome: Generation | BaseException) -> None:
+        """Hand the outcome to the caller's event loop, which may be gone."""
+        if self.loop.is_closed():
+            return
+        try:
+            self.loop.call_soon_threadsafe(self._set, outcome)
+        except RuntimeError:  # closed between the two lines
+            return
+
+    def _set(self, outcome: Generation | BaseException) -> None:
+        if self.done.done():
+            return
+        if isinstance(outcome, BaseException):
+            self.done.set_exception(outcome)
+        else:
+            self.done.set_result(outcome)
+
+
+@dataclass(slots=True)
+class _Bundle:
+    """Calls that arrived together, or calls whose callers went away."""
+
+    calls: list[_Call] = field(default_factory=list)
+    gone: list[_Call] = field(default_factory=list)
+
+
+class Scheduler:
+    """One thread that steps a backend; requests join its running batch between steps, oldest first.
+
+    The batch is bounded by the backend's token budget. A step that runs out of memory halves the budget and
+    puts the youngest requests back in the queue; a step that raises anything else is repeated one request at
+    a time, so that a faulty row fails alone.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        """Drive `backend`; the thread starts with the first request and ends when it has nothing to do."""
+        self._backend = backend
+        self._inbox: queue.SimpleQueue[_Bundle] = queue.SimpleQueue()
+        self._gatherings: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Gathering[_Call]] = weakref.WeakKeyDictionary()
+        self._waiting: deque[_Call] = deque()
+        self._running: dict[RequestId, _Call] = {}
+        self._budget = backend.budget
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._unhandled = 0
+        self.halvings = 0
+        """How often the budget was halved because memory ran out."""
+        self.rows: list[int] = []
+        """How many requests rode in each step."""
+
+    async def __call__(self, request: Request) -> Generation:
+        """Run one request in the shared batch; a cancelled caller's rows leave it."""
+        loop = asyncio.get_running_loop()
+        gathering = self._gatherings.setdefault(loop, _Gathering())
+        call = _Call(request, loop, loop.create_future())
+        gathering.items.append(call)
+        if gathering.pump is None:
+            gathering.pump = loop.create_task(self._hand_over(gathering))
+        try:
+            return await call.done
+        except asyncio.CancelledError:
+            self._send(_Bundle(gone=[call]))
+            raise
+
+    async def _hand_over(self, gathering: _Gathering[_Call]) -> None:
+        try:
+            while gathering.items:
+                self._send(_Bundle(calls=await gathering.settle()))
+        finally:
+            gathering.pump = None
+
+    def _send(self, bundle: _Bundle) -> None:
+        with self._lock:
+            self._inbox.put(bundle)
+            self._unhandled += 1
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="inward-scheduler", daemon=True)
+                self._thread.start()
+
+    def _work(self) -> None:
+        while True:
+            self._receive()
+            self._admit()
+            if self._running:
+                self._step()
+                continue
+            with self._lock:
+                if not self._unhandled and not self._waiting:
+                    self._thread = None
+                    return
+
+    def _receive(self) -> None:
+        while self._unhandled:
+            bundle = self._inbox.get()
+            with self._lock:
+                self._unhandled -= 1
+            self._waiting.extend(bundle.calls)
+            for call in bundle.gone:
+                if call.id is not None:
+                    self._forget(call)
+                elif call in self._waiting:
+                    self._waiting.remove(call)
+
+    def _forget(self, call: _Call) -> None:
+        if call.id is not None:
+            self._backend.drop(call.id)
+            self._running.pop(call.id, None)
+            call.id = None
+
+    def _admit(self) -> None:
+        """Let waiting requests in, oldest first, while the budget has room; one may always run."""
+        room = self._budget - sum(call.cost for call in self._running.values())
+        while self._waiting:
+            call = self._waiting[0]
+            if call.done.done():  # cancelled while it waited
+                self._waiting.popleft()
+                continue
+            if self._running and (call.suspect or any(c.suspect for c in self._running.values())):
+                return
+            try:
+                call.cost = self._backend.cost(call.request)
+                if self._running and call.cost > room:
+                    return
+                call.id = self._backend.add(call.request)
+            except Exception as error:
+                self._waiting.popleft()
+                call.resolve(error)
+                continue
+            self._waiting.popleft()
+            self._running[call.id] = call
+            room -= call.cost
+
+    def _step(self) -> None:
+        self.rows.append(len(self._running))
+        try:
+            progress = self._backend.step()
+        except OutOfMemory as error:
+            self._shrink(error)
+            return
+        except Exception as error:
+            self._isolate(error)
+            return
+        for event in progress:
+            call = self._running.pop(event.id, None)
+            if call is None:
+                continue
+            call.id = None
+            call.resolve(event.generation if isinstance(event, Finished) else event.error)
+
+    def _shrink(self, error: OutOfMemory) -> None:
+        calls = list(self._running.values())
+        if len(calls) == 1:
+            self._forget(calls[0])
+            calls[0].resolve(error)
+            return
+        self.halvings += 1
+        self._budget = max(1, min(self._budget, sum(call.cost for call in calls)) // 2)
+        kept = 0
+        back: list[_Call] = []
+        for place, call in enumerate(calls):  # dicts keep insertion order: oldest first
+            kept += call.cost
+            if place and kept > self._budget:
+                back.append(call)
+                self._forget(call)
+        self._waiting.extendleft(reversed(back))
+
+    def _isolate(self, error: Exception) -> None:
+        calls = list(self._running.values())
+        for call in calls:
+            self._forget(call)
+        if len(calls) == 1:
+            calls[0].resolve(error)
+            return
+        for call in calls:
+            call.suspect = True
+        self._waiting.extendleft(reversed(calls))
