@@ -156,7 +156,7 @@ class Scheduler:
     """One thread that steps a backend; requests join its running batch between steps, oldest first.
 
     The batch is bounded by the backend's token budget. A step that runs out of memory halves the budget and
-    puts the youngest requests back in the queue; a step that raises anything else is repeated one request at
+    begins the batch again; a step that raises anything else is repeated one request at
     a time, so that a faulty row fails alone.
     """
 
@@ -276,21 +276,16 @@ class Scheduler:
             call.resolve(event.generation if isinstance(event, Finished) else event.error)
 
     def _shrink(self, error: OutOfMemory) -> None:
-        calls = list(self._running.values())
+        """Halve the budget and begin the whole batch again: what a pass cut short left behind is not trusted."""
+        calls = list(self._running.values())  # dicts keep insertion order: oldest first
+        for call in calls:
+            self._forget(call)
         if len(calls) == 1:
-            self._forget(calls[0])
             calls[0].resolve(error)
             return
         self.halvings += 1
         self._budget = max(1, min(self._budget, sum(call.cost for call in calls)) // 2)
-        kept = 0
-        back: list[_Call] = []
-        for place, call in enumerate(calls):  # dicts keep insertion order: oldest first
-            kept += call.cost
-            if place and kept > self._budget:
-                back.append(call)
-                self._forget(call)
-        self._waiting.extendleft(reversed(back))
+        self._waiting.extendleft(reversed(calls))
 
     def _isolate(self, error: Exception) -> None:
         calls = list(self._running.values())

@@ -80,7 +80,7 @@ class CaptureMissing(InwardError):
 
 
 class OutOfMemory(InwardError):
-    """The device had no room for a batch. The rows of the batch stand where they stood before the step."""
+    """The device had no room for a batch, even of one request."""
 
 
 class StorageFull(InwardError):

@@ -105,7 +105,7 @@ class Backend(Protocol):
         ...
 
     def cost(self, request: Request) -> int:
-        """What the request may need at most, in tokens of key-value cache."""
+        """Return what the request may need at most, in tokens of key-value cache."""
         ...
 
     def add(self, request: Request) -> RequestId:
@@ -116,7 +116,7 @@ class Backend(Protocol):
         """Advance every row by one forward pass.
 
         Raises:
-            OutOfMemory: nothing has advanced; fewer rows may succeed.
+            OutOfMemory: fewer rows may succeed. The caller drops every request and adds them again.
         """
         ...
 

@@ -83,7 +83,7 @@ class Trace:
     _issued: int = 0
 
     def issue(self) -> int:
-        """Number the next event, now, before it completes."""
+        """Return the number of the next event, before it completes."""
         self._issued += 1
         return self._issued
 

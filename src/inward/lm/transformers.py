@@ -1,0 +1,280 @@
+"""The transformers backend: any decoder of `AutoModelForCausalLM`, driven by our own decode loop."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from inward.errors import BadInput, ContextLengthExceeded, OutOfMemory, Unsupported, UsageError
+from inward.lm.attention import IMPLEMENTATION
+from inward.lm.capture import Taps
+from inward.lm.cold import ColdEngine
+from inward.lm.decode import Engine
+from inward.lm.encode import Encoder
+from inward.lm.identity import model_fingerprint
+from inward.lm.loading import Loaded
+from inward.protocols import Feature, Finished, Progress, Request, RequestId
+from inward.types import Prompt, Sampling
+
+log = logging.getLogger(__name__)
+
+_MEMORY_SHARE = 0.5
+"""Of the memory that is free when the model is loaded; the rest is for activations and everybody else."""
+_PREFIX_SHARE = 0.25
+"""Of the token budget, for prefixes kept between requests."""
+_PROBE_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-5}
+_PROBE_TOLERANCE_16_BIT = 0.25
+_PROBE_ERRORS = (Unsupported, TypeError, ValueError, AttributeError, KeyError, IndexError, RuntimeError, NotImplementedError)
+"""What a model that was not written for packed steps may raise when it meets one."""
+
+
+class TransformersBackend:
+    """One model, one tokenizer, one running batch.
+
+    `supports` says what the model can give: every decoder generates, captures come from the families of
+    `inward.lm.capture.FAMILIES`.
+    """
+
+    def __init__(self, loaded: Loaded, *, prefix_reuse: bool = True, budget: int | None = None) -> None:
+        """Take over a loaded model.
+
+        Args:
+            loaded: what `inward.lm.loading.load_pretrained` returns.
+            prefix_reuse: compute shared prompt prefixes once.
+            budget: tokens of keys and values that may be in use at once; default: half of the free memory.
+        """
+        self.name = loaded.name
+        self.model = loaded.model
+        self.encoder = Encoder(loaded.tokenizer, generation_config=loaded.generation_config, chat_template=loaded.chat_template)
+        self.notes: list[str] = list(loaded.notes)
+        self._config = loaded.model.config.get_text_config()
+        self._taps = Taps(self.model)
+        self.budget = budget if budget is not None else _budget(self.model)
+        self._prefix_reuse = prefix_reuse
+        self._encode = lru_cache(maxsize=4096)(self.encoder.encode)
+        self._engine: Engine | ColdEngine = self._choose_engine()
+        self._fingerprint: str | None = None
+
+    @property
+    def packed(self) -> bool:
+        """Whether the running batch is packed; otherwise every pass starts cold."""
+        return isinstance(self._engine, Engine)
+
+    @property
+    def passes(self) -> list[tuple[int, int]]:
+        """Tokens fed and logit rows made in each forward pass so far."""
+        return self._engine.passes
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and activations."""
+        dtype: torch.dtype = self.model.get_input_embeddings().weight.dtype
+        return dtype
+
+    @property
+    def num_layers(self) -> int:
+        """Blocks of the model."""
+        return self._taps.num_layers
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the model: a hash over configuration, tokenizer, template and a sample of every weight."""
+        if self._fingerprint is None:
+            self._fingerprint = model_fingerprint(self.model, self.encoder.fingerprint)
+        return self._fingerprint
+
+    @property
+    def supports(self) -> frozenset[Feature]:
+        """What this model can give."""
+        always: set[Feature] = {"logprobs", "samples", "logit_bias", "watch", "score"}
+        if self._taps.known:
+            always.add("states")
+        if self.packed:
+            always.add("attention")
+        if self.encoder.is_chat:
+            always.add("chat")
+        return frozenset(always)
+
+    @property
+    def context(self) -> int:
+        """Positions that the model was made for."""
+        return int(getattr(self._config, "max_position_embeddings", 0) or 1 << 30)
+
+    def count(self, prompt: Prompt) -> int:
+        """Tokens of the prompt."""
+        return len(self._encode(prompt))
+
+    def check(self, request: Request) -> None:
+        """Raise if the request can never run.
+
+        Raises:
+            ContextLengthExceeded: prompt and completion do not fit the context together.
+            Unsupported: the model cannot give what is asked for.
+        """
+        prompt = self.count(request.prompt)
+        if not prompt:
+            raise BadInput("the prompt is empty: there is nothing to continue")
+        new = request.sampling.max_tokens if request.continuation is None else len(self._given(request))
+        if prompt + new > self.context:
+            raise ContextLengthExceeded(
+                f"prompt ({prompt} tokens) and completion ({new}) need {prompt + new} tokens; {self.name!r} has room for {self.context}: shorten the prompt or lower max_tokens"
+            )
+        vocabulary = self.model.get_output_embeddings().weight.shape[0]
+        for name, ids in (("watch", request.sampling.watch), ("logit_bias", tuple(i for i, _ in request.sampling.logit_bias))):
+            if wrong := [i for i in ids if not 0 <= i < vocabulary]:
+                raise UsageError(f"{name} names tokens {wrong} that do not exist: the vocabulary has {vocabulary}")
+        if request.capture is not None:
+            self._check_capture(request)
+
+    def _check_capture(self, request: Request) -> None:
+        assert request.capture is not None
+        self._taps.check(request.capture)
+        if request.capture.attention is None:
+            return
+        if not self.packed:
+            raise Unsupported(f"attention rows of {self.name!r} are refused: its attention runs outside the packed loop")
+        if request.continuation is None:
+            raise UsageError(
+                "attention rows come from `score`: generate first, then score the generation's token ids with Capture(attention=...)"
+            )
+
+    def cost(self, request: Request) -> int:
+        """Tokens of keys and values, and the logits of a step in the same currency."""
+        prompt = self.count(request.prompt)
+        if request.continuation is not None:
+            return prompt + len(self._given(request)) + self._logit_cost
+        return prompt + request.sampling.n * (request.sampling.max_tokens + self._logit_cost)
+
+    @property
+    def _logit_cost(self) -> int:
+        return int(3 * 4 * self.model.get_output_embeddings().weight.shape[0] // _bytes_per_token(self.model))
+
+    def add(self, request: Request) -> RequestId:
+        """Let a request join at the next step."""
+        return self._engine.add(request, self._encode(request.prompt), self._given(request))
+
+    def _given(self, request: Request) -> tuple[int, ...]:
+        if request.continuation is None:
+            return ()
+        if isinstance(request.continuation, str):
+            return tuple(self.encoder.encode_continuation(request.prompt, self._encode(request.prompt), request.continuation))
+        return tuple(request.continuation)
+
+    def step(self) -> list[Progress]:
+        """Advance every row by one token.
+
+        Raises:
+            OutOfMemory: with the batch as it was asked for; the caller drops rows and tries again.
+        """
+        try:
+            return self._engine.step()
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            raise self._out_of_memory(error) from error
+        except RuntimeError as error:
+            if "allocate memory" in str(error) or "not enough memory" in str(error):
+                raise self._out_of_memory(error) from error
+            raise
+
+    def _out_of_memory(self, error: BaseException) -> OutOfMemory:
+        self._engine.forget()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return OutOfMemory(
+            f"{self.name!r} ran out of memory ({error}); the batch budget is {self.budget} tokens: pass a smaller one with load_lm(budget=...)"
+        )
+
+    def drop(self, id: RequestId) -> None:
+        """Take a request out of the batch."""
+        self._engine.drop(id)
+
+    # -- which loop ------------------------------------------------------------------------------------
+
+    def _choose_engine(self) -> Engine | ColdEngine:
+        """Use the packed loop if it reproduces the model's own forward pass; otherwise start every pass cold."""
+        own = self.model.config._attn_implementation
+        engine, reason = self._try_packed(own)
+        if engine is not None:
+            return engine
+        self.model.set_attn_implementation(own)
+        note = f"{self.name!r} runs without prefix reuse or batching, every pass from a cold start: {reason}"
+        log.warning(note)
+        self.notes.append(note)
+        return ColdEngine(self.model, self.encoder, self._taps)
+
+    def _try_packed(self, own: str) -> tuple[Engine | None, str]:
+        try:
+            ids, expected = _probe_ids(self.model.get_output_embeddings().weight.shape[0], self.encoder.eos_ids), None
+            self.model.set_attn_implementation(IMPLEMENTATION)
+            if self.model.config.get_text_config()._attn_implementation != IMPLEMENTATION:
+                return None, "its attention cannot be exchanged"
+            engine = self._packed_engine()
+            request = Request(prompt="", sampling=Sampling(max_tokens=3, token_scores=("logprobs",)))
+            for prompt in ids:
+                engine.add(request, prompt)
+            done: dict[int, Finished] = {}
+            for _ in range(8):
+                done |= {event.id: event for event in engine.step() if isinstance(event, Finished)}
+            engine = self._packed_engine()
+            self.model.set_attn_implementation(own)
+            worst = 0.0
+            for prompt, event in zip(ids, (done[i] for i in sorted(done)), strict=True):
+                worst = max(worst, self._difference(prompt, event))
+            self.model.set_attn_implementation(IMPLEMENTATION)
+        except _PROBE_ERRORS as error:
+            return None, f"{type(error).__name__}: {error}"
+        expected = _PROBE_TOLERANCE.get(self.dtype, _PROBE_TOLERANCE_16_BIT)
+        if not worst < expected:
+            return None, f"packed log-probabilities differ from its own by {worst:.2g} nats (allowed: {expected:g})"
+        return engine, ""
+
+    def _packed_engine(self) -> Engine:
+        parameters = inspect.signature(self.model.forward).parameters
+        # transformers 5.24 renames `past_key_values` to `cache`; this is the one place that knows
+        argument = "cache" if "cache" in parameters else "past_key_values"
+        prefix_tokens = int(self.budget * _PREFIX_SHARE)
+        return Engine(
+            self.model, self.encoder, self._taps, cache_argument=argument, prefix_tokens=prefix_tokens, prefix_reuse=self._prefix_reuse
+        )
+
+    def _difference(self, prompt: tuple[int, ...], event: Finished) -> float:
+        """Largest difference between a packed generation's log-probabilities and the model's own, nats."""
+        completion = event.generation.completions[0]
+        if not completion.token_ids:
+            return 0.0
+        device = self.model.get_input_embeddings().weight.device
+        ids = torch.tensor([prompt + completion.token_ids], device=device)
+        with torch.inference_mode():
+            logits = self.model(input_ids=ids, use_cache=False).logits[0].float()
+        rows = logits[len(prompt) - 1 : -1].log_softmax(-1)
+        own = rows.gather(1, ids[0, len(prompt) :, None])[:, 0].cpu()
+        return float((own - torch.from_numpy(completion.score("logprobs"))).abs().max())
+
+
+def _probe_ids(vocabulary: int, eos_ids: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Prompts that share a prefix long enough to be computed once, and read by enough rows not to be copied."""
+    pool = [i for i in range(vocabulary // 7, vocabulary) if i not in eos_ids] or [0]
+    prefix = tuple(pool[(7919 * i) % len(pool)] for i in range(33))
+    return [(*prefix, *(pool[(104729 * (i + 1) * (j + 1)) % len(pool)] for j in range(1 + i))) for i in range(4)]
+
+
+def _bytes_per_token(model: Any) -> int:
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", 1)
+    size = getattr(config, "head_dim", None) or config.hidden_size // max(1, getattr(config, "num_attention_heads", 1))
+    weight = model.get_input_embeddings().weight
+    return int(2 * config.num_hidden_layers * heads * size * weight.element_size())
+
+
+def _budget(model: Any) -> int:
+    """Tokens whose keys and values fit a share of the memory that is free now."""
+    device = model.get_input_embeddings().weight.device
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+    else:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4 << 30
+    return max(1024, int(free * _MEMORY_SHARE) // _bytes_per_token(model))
