@@ -54,15 +54,17 @@ def smollm2_path() -> Path:
     return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """End with the skips and their reasons."""
-    reasons = _skip_reasons(terminalreporter)
-    terminalreporter.write_sep("-", "skips")
-    if not reasons:
-        terminalreporter.write_line("skips: none")
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End, after pytest's own last line, with the skips and their reasons."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or config.option.collectonly:
+        return
+    reasons = _skip_reasons(reporter)
     for reason, count in sorted(reasons.items()):
         known = "" if _allowed(reason) else "  <- not an allowed reason"
-        terminalreporter.write_line(f"skips: {count} x {reason}{known}")
+        reporter.write_line(f"skips: {count} x {reason}{known}")
+    if not reasons:
+        reporter.write_line("skips: none")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -75,10 +77,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _skip_reasons(reporter: pytest.TerminalReporter) -> Counter[str]:
-    reports = reporter.stats.get("skipped", [])
-    return Counter(
-        str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr).removeprefix("Skipped: ") for report in reports
-    )
+    texts = (report.longrepr for report in reporter.stats.get("skipped", []))
+    return Counter(str(text[2] if isinstance(text, tuple) else text).removeprefix("Skipped: ") for text in texts)
 
 
 def _allowed(reason: str) -> bool:

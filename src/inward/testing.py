@@ -57,8 +57,9 @@ class FunctionLM:
 
     async def generate(self, prompt: Prompt, sampling: Sampling = _GREEDY, *, capture: Capture | None = None) -> Generation:
         """Answer the prompt, cut at stops and `max_tokens` as a model would."""
-        if self.count(prompt) >= self.context:
-            raise ContextLengthExceeded(f"the prompt has {self.count(prompt)} words, the context {self.context}")
+        needed = self.count(prompt) + sampling.max_tokens
+        if needed > self.context:
+            raise ContextLengthExceeded(f"prompt and completion need {needed} words; there is room for {self.context}")
         trace = current()
         number = trace.issue()
         said = self._answer(prompt_text(prompt))

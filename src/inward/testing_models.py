@@ -31,7 +31,10 @@ _SLIDING = ["sliding_attention", "sliding_attention", "full_attention", "sliding
 _SPECIFIC: Mapping[Family, tuple[str, Mapping[str, Any]]] = {
     "llama": ("llama", {}),
     "gemma2": ("gemma2", {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8, "num_hidden_layers": 4}),
-    "gemma3": ("gemma3_text", {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8, "num_hidden_layers": 4, "layer_types": _SLIDING}),
+    "gemma3": (
+        "gemma3_text",
+        {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8, "num_hidden_layers": 4, "layer_types": _SLIDING},
+    ),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {"head_dim": 16}),
     "qwen3_moe": ("qwen3_moe", {"head_dim": 16, **_MOE}),

@@ -1,0 +1,151 @@
+"""The command line. Results go to stdout, everything else to stderr; exit codes 0 done, 1 failed, 2 used wrongly, 130 interrupted."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import click
+
+from inward import __version__
+from inward.errors import InwardError, UsageError
+
+_HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+GEMMA = "google/gemma-3-270m (bundled; Gemma Terms of Use, ai.google.dev/gemma/terms)"
+
+
+class LazyGroup(click.Group):
+    """A group whose sub-commands are imported when they are named, so that `inward -h` is quick."""
+
+    imported: dict[str, str] = {"index": "inward.commands_index:index"}  # noqa: RUF012
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Name all commands."""
+        return sorted([*super().list_commands(ctx), *self.imported])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, importing it if need be."""
+        if cmd_name not in self.imported:
+            return super().get_command(ctx, cmd_name)
+        module, _, attribute = self.imported[cmd_name].partition(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
+
+
+@click.group(cls=LazyGroup, context_settings=_HELP)
+@click.version_option(__version__, "-V", "--version", prog_name="inward")
+def cli() -> None:
+    """Look inward before you look up: the model's own states decide whether to retrieve."""
+
+
+@cli.command(context_settings=_HELP)
+@click.argument("questions", nargs=-1, required=True, metavar="QUESTION...")
+@click.option("--strategy", default=None, metavar="NAME", help="See `inward strategies`. Default: gated(mean-nll).")
+@click.option("--model", default="demo", show_default=True, metavar="NAME", help="Folder, GGUF file or hub id.")
+@click.option("--index", default="demo", show_default=True, metavar="FOLDER", help="An index made by `inward index build`.")
+@click.option("--threshold", type=float, default=None, help="The gate opens above it. Only the bundled model and prompt have a default.")
+@click.option("--prompt", type=click.Path(dir_okay=False), default=None, help="Prompt file (TOML). Default: the bundled one.")
+@click.option("--k", type=int, default=None, help="Passages per search.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of random draws; greedy strategies draw nothing.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per question and line.")
+def ask(questions: Sequence[str], strategy: str | None, model: str, index: str, seed: int, as_json: bool, **options: Any) -> None:
+    """Answer each QUESTION and say why passages were looked up, or not.
+
+    The bundled model is google/gemma-3-270m, under the Gemma Terms of Use (ai.google.dev/gemma/terms).
+    """
+    from inward import door
+    from inward.evals.run import evaluate
+    from inward.explain import explain, to_json
+    from inward.strategies import checked
+
+    for question in questions:
+        checked(question)
+    given = {name: value for name, value in options.items() if value is not None}
+    _tell(f"loading {GEMMA if model == door.DEMO else model} ...")
+    bound = door.bind(strategy or door.DEFAULT_STRATEGY, lm=model, retriever=index, **given)
+    outcomes = door.run(evaluate(bound, questions, seed=seed))
+    for number, outcome in enumerate(outcomes):
+        if as_json:
+            click.echo(to_json(outcome, model=model, strategy=bound.name, options=dict(bound.options)))
+        else:
+            click.echo(("\n" if number else "") + explain(outcome))
+    if not as_json:
+        click.echo(f"\n{bound.name} on {GEMMA if model == door.DEMO else model}")
+    failed = [outcome for outcome in outcomes if outcome.error is not None]
+    if failed:
+        raise InwardError(f"{len(failed)} of {len(outcomes)} questions failed; the first: {failed[0].error}")
+
+
+@cli.command(context_settings=_HELP)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per strategy and line.")
+def strategies(as_json: bool) -> None:
+    """List strategies, what they need of a model, their options and defaults."""
+    import msgspec
+
+    from inward.strategies.listing import rows
+
+    for row in rows():
+        if as_json:
+            click.echo(msgspec.json.encode(row).decode())
+            continue
+        click.echo(f"{row.name}\n  {row.summary}\n  needs     {', '.join(row.needs) or 'text'}")
+        for option in row.options:
+            click.echo(f"  --{option.name:<16} {option.type}, {option.shown_default}")
+
+
+@cli.command(context_settings=_HELP)
+@click.option("--deep", is_flag=True, help="Load the bundled model too and let it write one token.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per check and line.")
+def doctor(deep: bool, as_json: bool) -> None:
+    """Check this installation: versions, extras, cache, bundled model, demo index."""
+    import msgspec
+
+    from inward.doctor import examine
+
+    broken = 0
+    for check in examine(deep=deep):
+        broken += check.state == "broken"
+        click.echo(msgspec.json.encode(check).decode() if as_json else f"{check.state:<8} {check.name:<18} {check.detail}")
+    if broken:
+        raise InwardError(f"{broken} checks failed")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code.
+
+    `INWARD_DEBUG=1` lets errors through with their traceback.
+    """
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that cannot show a letter must not end the run
+    try:
+        code = cli.main(args=arguments, prog_name="inward", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:
+        return _complain("interrupted", 130)
+    except InwardError as error:
+        if os.environ.get("INWARD_DEBUG") == "1":
+            raise
+        return _complain(str(error), 2 if isinstance(error, UsageError) else 1)
+    except OSError as error:
+        if error.errno != errno.ENOSPC or os.environ.get("INWARD_DEBUG") == "1":
+            raise
+        where = f" for {error.filename!r}" if error.filename else ""
+        return _complain(f"the disk is full: no room{where}; free some space, or set INWARD_CACHE to a folder on another disk", 1)
+
+
+def _complain(message: str, code: int) -> int:
+    click.echo(f"inward: {message}", err=True)
+    return code
+
+
+def _tell(message: str) -> None:
+    if sys.stderr.isatty():
+        click.echo(message, err=True)

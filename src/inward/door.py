@@ -1,0 +1,126 @@
+"""The one synchronous door: a question in, an outcome out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
+from functools import lru_cache
+from typing import Any, TypeVar, overload
+
+from inward.evals.run import answer, evaluate
+from inward.protocols import LM, Retriever
+from inward.strategies import BoundStrategy, Function, checked, plan
+from inward.trace import Outcome
+
+T = TypeVar("T")
+
+DEMO = "demo"
+DEFAULT_STRATEGY = "gated(mean-nll)"
+DEMO_THRESHOLDS: dict[str, float] = {}
+"""Strategy -> threshold for the bundled model and prompt. A value to look at, not a calibration: docs/guides/first-question.md."""
+
+
+@overload
+def ask(
+    question: str,
+    *,
+    lm: str | LM = ...,
+    retriever: str | Retriever | None = ...,
+    strategy: str | Function = ...,
+    seed: int = ...,
+    **options: Any,
+) -> Outcome: ...
+@overload
+def ask(
+    question: Sequence[str],
+    *,
+    lm: str | LM = ...,
+    retriever: str | Retriever | None = ...,
+    strategy: str | Function = ...,
+    seed: int = ...,
+    **options: Any,
+) -> list[Outcome]: ...
+def ask(
+    question: str | Sequence[str],
+    *,
+    lm: str | LM = DEMO,
+    retriever: str | Retriever | None = DEMO,
+    strategy: str | Function = DEFAULT_STRATEGY,
+    seed: int = 0,
+    **options: Any,
+) -> Outcome | list[Outcome]:
+    """Answer a question, or several at once, and say why.
+
+    Works where an event loop is already running (a notebook, a web handler) by using a thread of its own.
+    Names are loaded once per process.
+
+    Args:
+        question: one text gives one outcome, a sequence gives a list in the same order.
+        lm: a model, or a name for `load_lm`: `"demo"`, a folder, a GGUF file, a hub id.
+        retriever: an index, or a name for `load_retriever`: `"demo"` or a folder.
+        strategy: see `load_strategy`.
+        seed: of random draws; greedy strategies draw nothing.
+        options: the strategy's own, such as `threshold=0.5`. With the bundled model the default strategy has one.
+
+    Raises:
+        BadInput: an empty question, or one that does not fit the model's context.
+        UsageError: an unknown name, a wrong or missing option, a model that lacks what the strategy needs.
+        InwardError: whatever goes wrong with a single question; in a list it becomes that outcome's `error`.
+    """
+    questions = [question] if isinstance(question, str) else list(question)
+    for text in questions:
+        checked(text)
+    bound = bind(strategy, lm=lm, retriever=retriever, **options)
+    if isinstance(question, str):
+        return run(answer(bound, question, seed=seed))
+    return run(evaluate(bound, questions, seed=seed))
+
+
+def bind(strategy: str | Function, *, lm: str | LM = DEMO, retriever: str | Retriever | None = DEMO, **options: Any) -> BoundStrategy:
+    """Check strategy and options first, then load what goes by name, then bind; see `ask`."""
+    if lm == DEMO and isinstance(strategy, str) and strategy in DEMO_THRESHOLDS and "prompt" not in options:
+        options = {"threshold": DEMO_THRESHOLDS[strategy], **options}
+    planned = plan(strategy, options)
+    model = _model(lm) if isinstance(lm, str) else lm
+    if not planned.searches:
+        return planned.bind(lm=model)
+    return planned.bind(lm=model, retriever=_index(retriever) if isinstance(retriever, str) else retriever)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end, here or, where a loop is running already, in a thread that copies this context."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = Future()
+
+    async def there() -> T:
+        task: Any = asyncio.current_task()
+        started.set_result((asyncio.get_running_loop(), task))
+        return await work
+
+    with ThreadPoolExecutor(1, thread_name_prefix="inward-ask") as pool:
+        done = pool.submit(copy_context().run, asyncio.run, there())
+        try:
+            return done.result()
+        except KeyboardInterrupt:
+            loop, task = started.result()
+            loop.call_soon_threadsafe(task.cancel)
+            raise
+
+
+@lru_cache(maxsize=1)
+def _model(name: str) -> LM:
+    from inward.lm import load_lm
+
+    return load_lm(name)
+
+
+@lru_cache(maxsize=4)
+def _index(name: str) -> Retriever:
+    from inward.retrieval import load_retriever
+
+    return load_retriever(name)

@@ -1,0 +1,68 @@
+"""One written answer: prompt, generation, and what was read out of it. Every strategy here drafts in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from inward.errors import ContextLengthExceeded
+from inward.prompts import Parsed, PromptTemplate, fit
+from inward.protocols import LM, Signal
+from inward.trace import note
+from inward.types import Answer, Capture, Generation, Passage, Sampling
+
+ANSWER_TOKENS = 24
+"""Limit of a forced answer; DRAGIN's evaluation allows 20 tokens for the same purpose."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A generation and the answer in it."""
+
+    generation: Generation
+    """What a signal reads: the model's own words, without a forced answer."""
+    answer: Answer
+
+
+async def write(
+    question: str, passages: Sequence[Passage] = (), *, lm: LM, prompt: PromptTemplate | None = None, signal: Signal | None = None
+) -> Draft:
+    """Let the model answer from the passages, and read its answer.
+
+    Passages that do not fit the context are dropped from the lowest rank, which the trace says. A text without
+    answer cue is continued once from the cue; if that yields nothing, its last line is the answer and is flagged.
+
+    Args:
+        question: text.
+        passages: what the prompt shows, best first.
+        lm: the model.
+        prompt: None is the bundled template.
+        signal: what will be read of the generation; it decides which scores and states come along.
+
+    Raises:
+        ContextLengthExceeded: the question alone does not fit.
+    """
+    template = prompt or PromptTemplate.load()
+    asked, kept = fit(template, question, passages, lm, template.max_tokens)
+    sampling = Sampling(max_tokens=template.max_tokens, stop=template.stop)
+    capture: Capture | None = None
+    if signal is not None:
+        sampling, capture = signal.wants(sampling), signal.capture
+    generation = await lm.generate(asked, sampling, capture=capture)
+    parsed = template.parse(generation.text)
+    if "no_marker" in parsed.flags:
+        parsed = await _forced(question, kept, generation.text, lm, template)
+    answer = Answer(text=parsed.text, short=parsed.short, passages=tuple(kept), flags=parsed.flags)
+    return Draft(generation=generation, answer=answer)
+
+
+async def _forced(question: str, passages: Sequence[Passage], text: str, lm: LM, template: PromptTemplate) -> Parsed:
+    """Let the text go on from the answer cue; where there is no room or no answer, fall back to the last line."""
+    begun = f"{text.rstrip()} {template.cue}"
+    try:
+        generation = await lm.generate(template.build(question, passages, begun), Sampling(max_tokens=ANSWER_TOKENS, stop=template.stop))
+    except ContextLengthExceeded:
+        note("no room to force an answer", "the last line stands")
+        return template.parse(text)
+    parsed = template.parse(begun + generation.text)
+    return parsed if parsed.short else template.parse(text)

@@ -1,0 +1,127 @@
+"""The gate: one trace per branch with doubles, then the real models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf, nan
+
+import pytest
+
+from inward.signals import SIGNALS
+from inward.strategies import load_strategy
+from inward.testing import FixedRetriever, FunctionLM, ScriptedSignal
+from inward.trace import Gated
+
+QUESTION = "What is the capital of France?"
+
+
+@pytest.fixture
+def lm(say: Callable) -> FunctionLM:
+    """Right with the passages, wrong and unsure (two nats a word) without."""
+
+    def unsure_without(text: str) -> float:
+        return -0.1 if "Paris" in text else -2.0
+
+    return FunctionLM(lambda prompt: say("Paris" if "Zymurgia" in prompt else "Lyon"), scores={"logprobs": unsure_without})
+
+
+def test_an_unsure_draft_is_looked_up_and_written_again(lm: FunctionLM, index: FixedRetriever, run: Callable, shape: Callable):
+    outcome = run(load_strategy("gated(mean-nll)", lm=lm, retriever=index, threshold=1.0))
+    assert shape(outcome) == ["Generated", "mean-nll:open", "Searched", "Generated"]
+    assert outcome.answer.short == "Paris"
+    assert [passage.id for passage in outcome.answer.passages] == ["paris", "lyon"]
+    [gate] = outcome.gates
+    assert (gate.value, gate.above) == (pytest.approx(2.0), 1.0)
+    assert outcome.searches[0].query == QUESTION
+    assert (outcome.usage.generate_calls, outcome.usage.search_calls) == (2, 1)
+
+
+def test_a_sure_draft_stands(lm: FunctionLM, index: FixedRetriever, run: Callable, shape: Callable):
+    outcome = run(load_strategy("gated(mean-nll)", lm=lm, retriever=index, threshold=2.5))
+    assert shape(outcome) == ["Generated", "mean-nll:closed"]
+    assert (outcome.answer.short, outcome.answer.passages, outcome.usage.search_calls) == ("Lyon", (), 0)
+
+
+@pytest.mark.parametrize(
+    ("value", "threshold", "opens"),
+    [
+        (0.5, 0.5, False),
+        (0.5000001, 0.5, True),
+        (nan, inf, True),
+        (inf, inf, True),
+        (-5.0, -inf, True),
+        (5.0, inf, False),
+        (-7.0, -6.0, False),
+    ],
+)
+def test_the_gate_opens_above_its_threshold_and_for_broken_signals(
+    value: float, threshold: float, opens: bool, lm: FunctionLM, index: FixedRetriever, run: Callable
+):
+    outcome = run(load_strategy("gated", lm=lm, retriever=index, threshold=threshold, signal=ScriptedSignal(value)))
+    assert (outcome.gates[0].open, outcome.usage.search_calls) == (opens, int(opens))
+
+
+def test_a_draft_of_no_words_is_no_evidence_of_confidence(index: FixedRetriever, run: Callable):
+    silent = FunctionLM(lambda _: "", scores={"logprobs": lambda text: -0.1})
+    outcome = run(load_strategy("gated", lm=silent, retriever=index, threshold=100.0))
+    assert outcome.gates[0].open
+    assert outcome.usage.search_calls == 1
+
+
+def test_several_rounds_read_the_new_draft_and_search_with_it(lm: FunctionLM, index: FixedRetriever, run: Callable, shape: Callable):
+    strategy = load_strategy("gated", lm=lm, retriever=index, signal=ScriptedSignal(2.0, 2.0, 0.0), threshold=1.0, max_retrievals=3)
+    outcome = run(strategy)
+    step = ["Generated", "scripted:open", "Searched"]
+    assert shape(outcome) == [*step, *step, "Generated", "scripted:closed"]
+    first, second = (search.query for search in outcome.searches)
+    assert first == QUESTION
+    assert second.startswith(QUESTION)
+    assert "Paris" in second
+
+
+def test_rounds_are_limited(lm: FunctionLM, index: FixedRetriever, run: Callable):
+    for rounds in (0, 1, 4):
+        strategy = load_strategy("gated", lm=lm, retriever=index, signal=ScriptedSignal(9.0), threshold=1.0, max_retrievals=rounds)
+        usage = run(strategy).usage
+        assert (usage.search_calls, usage.generate_calls) == (rounds, rounds + 1)
+
+
+def test_an_empty_search_leaves_the_draft(lm: FunctionLM, run: Callable, shape: Callable):
+    outcome = run(load_strategy("gated", lm=lm, retriever=FixedRetriever(), threshold=1.0))
+    assert shape(outcome) == ["Generated", "mean-nll:open", "Searched", "nothing found"]
+    assert outcome.answer.short == "Lyon"
+
+
+def test_the_signal_reads_the_draft_and_not_the_answer_that_was_forced_out_of_it(index: FixedRetriever, run: Callable, shape: Callable):
+    """A forced answer has other odds than the model's own words: reading it would compare two kinds of number."""
+    lm = FunctionLM(
+        lambda prompt: "It is a city." if prompt.count("It is a city.") == 0 else "Paris.",
+        scores={"logprobs": lambda text: -3.0 if "city" in text else -0.001},
+    )
+    outcome = run(load_strategy("gated", lm=lm, retriever=index, threshold=1.0))
+    assert shape(outcome)[:4] == ["Generated", "Generated", "mean-nll:open", "Searched"]
+    assert outcome.gates[0].value == pytest.approx(3.0)
+
+
+def test_a_decision_can_be_replayed_at_another_threshold(lm: FunctionLM, index: FixedRetriever, run: Callable):
+    """Single-step prompts do not depend on the threshold, so one run that forces the round tells all decisions."""
+    forced = run(load_strategy("gated", lm=lm, retriever=index, threshold=-inf)).gates[0].value
+    for threshold in (forced - 0.01, forced, forced + 0.01):
+        assert run(load_strategy("gated", lm=lm, retriever=index, threshold=threshold)).gates[0].open == (forced > threshold)
+
+
+# --- the real models ---
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("model", ["gemma", "smollm"])
+@pytest.mark.parametrize("signal", SIGNALS)
+def test_real_models_take_both_branches(model: str, signal: str, request: pytest.FixtureRequest, index: FixedRetriever, run: Callable):
+    lm = request.getfixturevalue(model)
+    opened = run(load_strategy("gated", lm=lm, retriever=index, signal=signal, threshold=-inf))
+    value = opened.gates[0].value
+    assert opened.usage.search_calls == 1
+    assert "Paris" in opened.answer.text
+    closed = run(load_strategy("gated", lm=lm, retriever=index, signal=signal, threshold=value))
+    assert closed.gates == (Gated(number=closed.gates[0].number, name=signal, value=value, above=value, open=False),)
+    assert closed.usage.search_calls == 0
