@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from inward.errors import ContextLengthExceeded, Unsupported
-from inward.protocols import LM, Feature
+from inward.protocols import Feature
 from inward.trace import Generated, Scored, Searched, current
 from inward.types import F32, Capture, Completion, Filter, Finish, Generation, Passage, Prompt, Reading, Sampling, TokenScore, Usage
 
 if TYPE_CHECKING:
+    from inward.lm import BatchedLM
     from inward.testing_models import Family
 
 PerToken: TypeAlias = Callable[[str], float | Sequence[float]]
@@ -148,21 +149,27 @@ class FixedRetriever:
         return kept
 
 
-def tiny_lm(family: Family = "llama", *, seed: int = 0, chat: bool = False, **overrides: Any) -> LM:
+def tiny_lm(
+    family: Family = "llama", *, seed: int = 0, chat: bool = False, prefix_reuse: bool = True, budget: int | None = None, **overrides: Any
+) -> BatchedLM:
     """Load a tiny random model with a byte tokenizer through the transformers backend.
 
     Args:
         family: one of `inward.testing_models.FAMILIES`.
         seed: of the weights.
         chat: give it a chat template.
+        prefix_reuse: compute shared prompt prefixes once.
+        budget: tokens of keys and values in use at once; None lets the backend choose.
         overrides: fields of the family's configuration.
     """
     from inward.lm import BatchedLM
+    from inward.lm.loading import Loaded
     from inward.lm.transformers import TransformersBackend
     from inward.testing_models import tiny_model
 
     model, tokenizer = tiny_model(family, seed=seed, chat=chat, **overrides)
-    return BatchedLM(TransformersBackend(model, tokenizer))
+    loaded = Loaded(model=model, tokenizer=tokenizer, generation_config=model.generation_config, name=f"tiny-{family}")
+    return BatchedLM(TransformersBackend(loaded, prefix_reuse=prefix_reuse, budget=budget))
 
 
 def words(text: str) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inward.strategies import STRATEGIES, find, options_of
-from inward.strategies.options import Option
+from inward.strategies.options import Option, plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,5 +52,5 @@ def _row(name: str) -> Row:
 
 
 def _option(option: Option) -> OptionRow:
-    default = None if option.required else option.default
+    default = None if option.required else plain(option.default)
     return OptionRow(name=option.name.replace("_", "-"), type=option.type_name, required=option.required, default=default)

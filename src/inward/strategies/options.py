@@ -102,7 +102,7 @@ def resolve(declared: Mapping[str, Option], given: Mapping[str, Any], label: str
     named = values.get("signal")
     return Resolved(
         values=values,
-        plain={name: _plain(value) for name, value in values.items()},
+        plain={name: plain(value) for name, value in values.items()},
         needs=frozenset[Feature]().union(*map(signal_needs, signals)),
         signal=named.name if _is_signal(named) else None,
     )
@@ -148,7 +148,8 @@ def _is_signal(value: object) -> bool:
     return hasattr(value, "wants") and hasattr(value, "capture") and callable(value)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return a value as JSON: signals by name, prompts by fingerprint, what JSON does not know as its repr."""
     if _is_signal(value):
         return value.name
     if isinstance(value, PromptTemplate):
