@@ -207,15 +207,25 @@ class Scheduler:
 
     def _work(self) -> None:
         while True:
-            self._receive()
-            self._admit()
-            if self._running:
-                self._step()
-                continue
+            try:
+                self._receive()
+                self._admit()
+                if self._running:
+                    self._step()
+                    continue
+            except Exception as error:  # a backend that cannot even drop its rows: nobody may wait for ever
+                self._collapse(error)
             with self._lock:
-                if not self._unhandled and not self._waiting:
+                if not self._unhandled and not self._waiting and not self._running:
                     self._thread = None
                     return
+
+    def _collapse(self, error: Exception) -> None:
+        calls = [*self._running.values(), *self._waiting]
+        self._running.clear()
+        self._waiting.clear()
+        for call in calls:
+            call.resolve(error)
 
     def _receive(self) -> None:
         while self._unhandled:
@@ -231,9 +241,9 @@ class Scheduler:
 
     def _forget(self, call: _Call) -> None:
         if call.id is not None:
-            self._backend.drop(call.id)
             self._running.pop(call.id, None)
-            call.id = None
+            id, call.id = call.id, None
+            self._backend.drop(id)
 
     def _admit(self) -> None:
         """Let waiting requests in, oldest first, while the budget has room; one may always run."""

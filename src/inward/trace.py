@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from itertools import count
 from math import isfinite
 from typing import TypeAlias
 
@@ -79,6 +80,8 @@ class Trace:
 
     question: str | None = None
     seed: int = 0
+    id: int | None = None
+    """Unique in this process; None for a trace that nobody reads."""
     _events: list[Event] = field(default_factory=list)
     _issued: int = 0
 
@@ -142,6 +145,7 @@ class Outcome:
         return explain(self)
 
 
+_ids = count(1)
 _current: ContextVar[Trace | None] = ContextVar("inward_trace", default=None)
 
 
@@ -153,7 +157,7 @@ def draw_key(seed: int, text: str) -> int:
 @contextmanager
 def record(question: str | None = None, *, seed: int = 0) -> Iterator[Trace]:
     """Collect the events of the enclosed awaits, child tasks included."""
-    trace = Trace(question=question, seed=seed)
+    trace = Trace(question=question, seed=seed, id=next(_ids))
     token = _current.set(trace)
     try:
         yield trace

@@ -58,7 +58,7 @@ class BatchedLM:
         trace = current()
         number = trace.issue()
         prompt = as_prompt(prompt)
-        request = Request(prompt=prompt, sampling=sampling, capture=capture, draw_key=trace.draw_key, group=id(trace))
+        request = Request(prompt=prompt, sampling=sampling, capture=capture, draw_key=trace.draw_key, group=trace.id)
         self.backend.check(request)
         generation = await self.scheduler(request)
         texts = tuple(c.text for c in generation.completions)
@@ -80,7 +80,7 @@ class BatchedLM:
         given = continuation if isinstance(continuation, str) else tuple(int(i) for i in continuation)
         if not given:
             raise UsageError("score needs a continuation of at least one token, got none")
-        request = Request(prompt=prompt, sampling=sampling, capture=capture, continuation=given, draw_key=trace.draw_key, group=id(trace))
+        request = Request(prompt=prompt, sampling=sampling, capture=capture, continuation=given, draw_key=trace.draw_key, group=trace.id)
         self.backend.check(request)
         generation = await self.scheduler(request)
         trace.add(Scored(number=number, prompt=prompt, text=generation.text, usage=generation.usage))

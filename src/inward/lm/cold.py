@@ -61,6 +61,7 @@ class ColdEngine:
     def forget(self) -> None:
         """Keep nothing, so free nothing."""
 
+    @torch.inference_mode()
     def step(self) -> list[Progress]:
         """Advance every row by one token; return what is finished."""
         for call in self._calls.values():
@@ -80,8 +81,7 @@ class ColdEngine:
 
     def _forward(self, ids: tuple[int, ...]) -> Tensor:
         """Return raw logits `[N, V]` of all positions."""
-        with torch.inference_mode():
-            logits: Tensor = self._model(input_ids=torch.tensor([ids], device=self._device), use_cache=False).logits[0]
+        logits: Tensor = self._model(input_ids=torch.tensor([ids], device=self._device), use_cache=False).logits[0]
         self.passes.append((len(ids), len(ids)))
         return logits
 

@@ -69,6 +69,7 @@ class Engine:
         self._new.append(call)
         return call.id
 
+    @torch.inference_mode()
     def drop(self, id: RequestId) -> None:
         """Take a request and its rows out."""
         call = self._calls.pop(id, None)
@@ -148,6 +149,7 @@ class Engine:
 
     # -- one step --------------------------------------------------------------------------------------
 
+    @torch.inference_mode()
     def step(self) -> list[Progress]:
         """Advance every row by one token and feed waiting prompts; return what is finished."""
         started = time.perf_counter()
@@ -236,7 +238,7 @@ class Engine:
         self._taps.clear()
         ids = torch.tensor([tokens], device=self._device)
         keep = torch.tensor(rows or [0], device=self._device)
-        with torch.inference_mode(), planned(plan):
+        with planned(plan):
             cache = {self._cache_argument: PackedCache()}
             out = self._model(input_ids=ids, position_ids=plan.positions[None], use_cache=True, logits_to_keep=keep, **cache)
         self.passes.append((len(tokens), len(rows)))

@@ -122,14 +122,15 @@ def score_rows(logits: Tensor, ids: Tensor, *, entropies: bool) -> list[Tensor]:
     for chunk, chosen in zip(logits.split(step), ids.split(step), strict=True):
         x = chunk.float()
         top = x.amax(-1, keepdim=True)
-        weights = (x - top).exp_()
+        # relative to the largest: the sums stay small, so their rounding does; clamped: a forbidden entry is
+        # minus infinity, and zero times that is no number
+        below = (x - top).clamp_(min=-1e4)
+        weights = below.exp()
         total = weights.sum(-1)
-        energy = top[:, 0] + total.log()
-        row = [x.gather(1, chosen[:, None])[:, 0] - energy, energy]
+        row = [x.gather(1, chosen[:, None])[:, 0] - top[:, 0] - total.log(), top[:, 0] + total.log()]
         if entropies:
-            # clamped: a forbidden vocabulary entry is minus infinity, and zero times that is no number
-            expected = torch.bmm(weights[:, None], x.clamp(min=-1e30)[:, :, None])[:, 0, 0] / total
-            row.append((energy - expected).clamp_min(0.0))
+            mean = below.mul_(weights).sum(-1) / total  # torch sums pairwise: a plain dot product loses three digits here
+            row.append((total.log() - mean).clamp_min(0.0))
         parts.append(row)
     return [torch.cat(column) for column in zip(*parts, strict=True)]
 
