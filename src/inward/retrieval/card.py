@@ -16,6 +16,7 @@ holds, whenever the process died: `index.next.json` carries the number that it f
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -131,7 +132,7 @@ def _difference(card: IndexCard, ours: AnalyserSpec) -> str:
 
 def build_command(path: Path, name: str = "") -> str:
     """Return the command that makes an index there."""
-    return f"inward index build CORPUS {name or path.name}"
+    return f"inward index build CORPUS {name or shlex.quote(str(path))}"
 
 
 def committed(data: Path) -> int:

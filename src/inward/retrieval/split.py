@@ -98,12 +98,12 @@ def _repeated(text: str, passage: list[_Piece], overlap: int) -> list[_Piece]:
     last = passage[-1]
     if tail or last.words <= overlap:
         return tail
-    words = 0.0
+    words, begin = 0.0, last.end
     for atom in reversed(list(_ATOM.finditer(text, last.start, last.end))):
-        words += _WORDS_PER_CHARACTER[atom.lastgroup]
-        if words >= overlap:
-            return [_Piece(atom.start(), last.end, words)]
-    return []
+        if words >= overlap or atom.start() <= passage[0].start:
+            break
+        words, begin = words + _WORDS_PER_CHARACTER[atom.lastgroup], atom.start()
+    return [_Piece(begin, last.end, words)] if words else []
 
 
 def _cut(text: str, start: int, end: int, size: int) -> list[_Piece]:
