@@ -1,0 +1,65 @@
+"""What capturing internal states costs: the same generations with capture on and off.
+
+    python benchmarks/capture.py [--pairs 9] [--threads 2]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+
+import torch
+import workload
+from report import interleave, interval, save, table
+
+from inward.lm import BatchedLM, load_lm
+from inward.types import Capture, Sampling
+
+ROWS, NEW = 32, 48
+CAPTURES = {
+    "six layers, mean": Capture(layers=(6, 8, 10, 12, 14, 16), pool="mean"),
+    "one layer, every token": Capture(layers=(8,), pool="none"),
+    "six layers, mean, with a stop string": Capture(layers=(6, 8, 10, 12, 14, 16), pool="mean"),
+}
+
+
+def main() -> None:
+    """Run and write results/capture.md."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--pairs", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    lm = load_lm("demo")
+    prompts = workload.prompts(lm.backend.encoder.encode)[:ROWS]
+    generate(lm, prompts, None, ())
+    rows = []
+    for name, capture in CAPTURES.items():
+        stop = ("\nNever written",) if "stop" in name else ()
+        times = interleave({"off": lambda s=stop: generate(lm, prompts, None, s), "on": lambda c=capture, s=stop: generate(lm, prompts, c, s)}, args.pairs)
+        ratios = [on / off - 1 for on, off in zip(times["on"], times["off"], strict=True)]
+        low, high = interval(ratios)
+        rows.append([name, f"{statistics.median(ratios):+.1%}", f"{low:+.1%} to {high:+.1%}", f"{min(ratios):+.1%} to {max(ratios):+.1%}"])
+    text = f"""# Capture on against off
+
+`python benchmarks/capture.py --pairs {args.pairs} --threads {args.threads}` on {workload.machine()}.
+google/gemma-3-270m, fp32, {ROWS} rows at once, {NEW} new tokens each, prefix shared; {args.pairs} interleaved pairs. The last token of every row is fed once more when its state is wanted: one step in {NEW + 1}.
+
+{table(["capture", "slower by: median of pairs", "95 % interval (bootstrap)", "range"], rows)}
+"""
+    save("capture", text)
+
+
+def generate(lm: BatchedLM, prompts: list[str], capture: Capture | None, stop: tuple[str, ...]) -> None:
+    """Generate all rows at once."""
+    sampling = Sampling(max_tokens=NEW, stop=stop, logit_bias=tuple((i, -1e9) for i in lm.backend.encoder.eos_ids))
+
+    async def all_at_once() -> None:
+        await asyncio.gather(*(lm.generate(p, sampling, capture=capture) for p in prompts))
+
+    asyncio.run(all_at_once())
+
+
+if __name__ == "__main__":
+    main()
