@@ -20,6 +20,7 @@ from torch import Tensor
 from inward.lm.attention import Decode, PackedCache, Plan, Prefill, planned
 from inward.lm.calls import Call, Job, Live
 from inward.lm.capture import States, Taps
+from inward.lm.device import send
 from inward.lm.kv import Segment, Slabs
 from inward.lm.prefixes import Prefixes
 from inward.lm.reading import finish_reading, read_given
@@ -160,7 +161,7 @@ class Engine:
         parts, tokens, positions, owners = self._plan()
         if not tokens:
             return []
-        plan = Plan(parts, torch.tensor(positions, device=self._device))
+        plan = Plan(parts, send(positions, self._device))
         wanted = [(row, taker) for part, owner in zip(parts, owners, strict=True) for row, taker in self._logit_rows(part, owner)]
         logits = self._forward(plan, tokens, [row for row, _ in wanted])
         self._read_states(parts, owners)
@@ -190,7 +191,7 @@ class Engine:
         for slab in self._slabs:
             rows = slice(len(tokens), len(tokens) + len(slab.seats))
             lengths = [seat.length for seat in slab.seats]
-            columns = torch.tensor(lengths, device=self._device)
+            columns = send(lengths, self._device)
             slots = torch.arange(len(lengths), device=self._device)
             parts.append(Decode(slab, rows, slots, columns, max(lengths) + 1))
             owners.append([seat.owner for seat in slab.seats])
@@ -236,8 +237,8 @@ class Engine:
         captures = self._captures(plan.parts)
         self._taps.want((c.site, layer) for c in captures for layer in c.layers)
         self._taps.clear()
-        ids = torch.tensor([tokens], device=self._device)
-        keep = torch.tensor(rows or [0], device=self._device)
+        ids = send([tokens], self._device)
+        keep = send(rows or [0], self._device)
         with planned(plan):
             cache = {self._cache_argument: PackedCache()}
             out = self._model(input_ids=ids, position_ids=plan.positions[None], use_cache=True, logits_to_keep=keep, **cache)
@@ -282,7 +283,7 @@ class Engine:
             for capture, row, target, index in self._state_rows(part, owner):
                 wanted.setdefault(capture, []).append((row, target, index))
         for capture, takers in wanted.items():
-            rows = torch.tensor([row for row, _, _ in takers], device=self._device)
+            rows = send([row for row, _, _ in takers], self._device)
             found = self._taps.gather(capture.site, capture.layers, rows)
             for state, (_, target, index) in zip(found, takers, strict=True):
                 if isinstance(target, Call):
@@ -346,7 +347,7 @@ class Engine:
             read_given(logits, job, places)
         if not rows:
             return
-        picked = logits if rows == list(range(len(logits))) else logits[torch.tensor(rows, device=logits.device)]
+        picked = logits if rows == list(range(len(logits))) else logits[send(rows, logits.device)]
         chosen = choose(picked, choices)
         ready: list[Job] = []
         for i, (row, heir) in enumerate(heirs):

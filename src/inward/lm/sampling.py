@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from inward.lm.device import send
 from inward.types import Sampling
 
 _MASK = (1 << 64) - 1
@@ -62,7 +63,7 @@ def _signed(value: int) -> int:
 
 def gumbel(keys: Sequence[int], ids: Tensor) -> Tensor:
     """Standard Gumbel noise for `ids [R, K]` of rows with 64-bit `keys [R]`; float64, the same on every device."""
-    key = torch.tensor([_signed(k) for k in keys], dtype=torch.int64, device=ids.device)[:, None]
+    key = send([_signed(k) for k in keys], ids.device)[:, None]
     x = key + ids * _signed(_GOLDEN)  # int64 arithmetic wraps, as wanted
     x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
     x = (x ^ _shift(x, 27)) * _signed(0x94D049BB133111EB)
@@ -162,7 +163,7 @@ def _choose_ids(logits: Tensor, choices: Sequence[Choice]) -> Tensor:
         return _draw(logits, setting, [choice.key for choice in choices])
     chosen = torch.empty(len(choices), dtype=torch.long, device=logits.device)
     for setting, rows in groups.items():
-        index = torch.tensor(rows, device=logits.device)
+        index = send(rows, logits.device)
         chosen[index] = _draw(logits[index], setting, [choices[i].key for i in rows])
     return chosen
 
