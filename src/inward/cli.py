@@ -50,7 +50,7 @@ def cli() -> None:
 @click.option("--index", default="demo", show_default=True, metavar="FOLDER", help="An index made by `inward index build`.")
 @click.option("--threshold", type=float, default=None, help="The gate opens above it. Only the bundled model and prompt have a default.")
 @click.option("--prompt", type=click.Path(dir_okay=False), default=None, help="Prompt file (TOML). Default: the bundled one.")
-@click.option("--k", type=int, default=None, help="Passages per search.")
+@click.option("-k", "--k", "k", type=int, default=None, help="Passages per search.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of random draws; greedy strategies draw nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per question and line.")
 def ask(questions: Sequence[str], strategy: str | None, model: str, index: str, seed: int, as_json: bool, **options: Any) -> None:

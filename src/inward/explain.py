@@ -127,7 +127,8 @@ def _harmless(text: str) -> str:
 
 
 def _titled(passage: Passage) -> str:
-    return f"{passage.title + ': ' if passage.title else ''}{shorten(passage.text, 64 - min(30, len(passage.title)), placeholder=' ...')}"
+    title = f"{passage.title}: " if passage.title else ""
+    return title + shorten(passage.text, max(20, WIDTH - _LABEL - 13 - len(title)), placeholder=" ...")
 
 
 def _quoted(text: str) -> str:
@@ -146,7 +147,7 @@ def _cost(usage: Usage) -> str:
         _read(usage),
         f"{usage.completion_tokens} written",
     ]
-    return ", ".join(parts) + (f", {usage.device_seconds:.2f} s on the device" if usage.device_seconds else "")
+    return ", ".join(parts) + (f", {usage.device_seconds:.1f} s" if usage.device_seconds else "")
 
 
 def _count(number: int, one: str, many: str | None = None) -> str:

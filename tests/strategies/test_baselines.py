@@ -50,8 +50,8 @@ def test_an_empty_search_leaves_the_model_alone(say: Callable, run: Callable, sh
 
 
 def test_a_text_without_cue_is_continued_once_from_the_cue_and_that_is_counted(run: Callable, shape: Callable):
-    cue = PromptTemplate.load().cue
-    lm = FunctionLM(lambda prompt: " Paris." if prompt.rstrip().endswith(f"It is a large city. {cue}") else "It is a large city.")
+    begun = PromptTemplate.load().forced("It is a large city.")
+    lm = FunctionLM(lambda prompt: " Paris." if prompt.endswith(begun) else "It is a large city.")
     outcome = run(load_strategy("no-retrieval", lm=lm))
     assert shape(outcome) == ["Generated", "Generated"]
     assert (outcome.answer.short, outcome.usage.generate_calls) == ("Paris", 2)

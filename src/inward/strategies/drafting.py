@@ -29,8 +29,9 @@ async def write(
 ) -> Draft:
     """Let the model answer from the passages, and read its answer.
 
-    Passages that do not fit the context are dropped from the lowest rank, which the trace says. A text without
-    answer cue is continued once from the cue; if that yields nothing, its last line is the answer and is flagged.
+    Passages that do not fit the context are dropped from the lowest rank, which the trace says. A text that gives
+    no answer is continued once from the answer's cue, which is counted; if that yields nothing either, its last
+    sentence is the answer and is flagged `no_marker`.
 
     Args:
         question: text.
@@ -50,19 +51,19 @@ async def write(
         sampling, capture = signal.wants(sampling), signal.capture
     generation = await lm.generate(asked, sampling, capture=capture)
     parsed = template.parse(generation.text)
-    if "no_marker" in parsed.flags:
-        parsed = await _forced(question, kept, generation.text, lm, template)
-    answer = Answer(text=parsed.text, short=parsed.short, passages=tuple(kept), flags=parsed.flags)
+    if {"no_marker", "truncated"} & set(parsed.flags):
+        parsed = await _forced(question, kept, parsed, lm, template)
+    answer = Answer(text=parsed.text, short=parsed.short, passages=kept, flags=parsed.flags)
     return Draft(generation=generation, answer=answer)
 
 
-async def _forced(question: str, passages: Sequence[Passage], text: str, lm: LM, template: PromptTemplate) -> Parsed:
-    """Let the text go on from the answer cue; where there is no room or no answer, fall back to the last line."""
-    begun = f"{text.rstrip()} {template.cue}"
+async def _forced(question: str, passages: Sequence[Passage], said: Parsed, lm: LM, template: PromptTemplate) -> Parsed:
+    """Let the text go on from the answer's cue; what was said stands where there is no room, or no answer."""
+    begun = template.forced(said.text) if "no_marker" in said.flags else said.text
     try:
         generation = await lm.generate(template.build(question, passages, begun), Sampling(max_tokens=ANSWER_TOKENS, stop=template.stop))
     except ContextLengthExceeded:
-        note("no room to force an answer", "the last line stands")
-        return template.parse(text)
+        note("no room to force an answer", "the last sentence stands")
+        return said
     parsed = template.parse(begun + generation.text)
-    return parsed if parsed.short else template.parse(text)
+    return parsed if parsed.short else said

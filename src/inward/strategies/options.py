@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import isnan
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeGuard, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -144,7 +144,7 @@ def _members(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
-def _is_signal(value: object) -> bool:
+def _is_signal(value: object) -> TypeGuard[Signal]:
     return hasattr(value, "wants") and hasattr(value, "capture") and callable(value)
 
 

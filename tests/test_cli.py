@@ -1,0 +1,292 @@
+"""The command line: output, exit codes, and no traceback for what a user did."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from inward import cli
+from inward.doctor import CORE, EXTRAS, Check, Extra, examine
+from inward.prompts import PromptTemplate
+from inward.strategies import STRATEGIES
+from inward.testing import FixedRetriever, FunctionLM
+from inward.types import Passage
+
+PASSAGE = Passage(id="paris#0", title="Paris", text="Zymurgia: the capital of France is Paris.", score=5.0)
+QUESTION = "What is the capital of France?"
+
+
+@pytest.fixture
+def doubles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a double where the bundled model and the demo index would be."""
+    cue = PromptTemplate.load().cue
+
+    def reply(prompt: str) -> str:
+        if "Fail" in prompt.rpartition("Zymurgia")[2]:
+            raise RuntimeError("the model gave up")
+        return f"{cue} {'Paris' if 'Zymurgia' in prompt else 'Lyon'}."
+
+    lm = FunctionLM(reply, scores={"logprobs": lambda text: -2.0 if "Lyon" in text else -0.01, "entropies": lambda text: 1.0})
+    monkeypatch.setattr("inward.door._model", lambda name: lm)
+    monkeypatch.setattr("inward.door._index", lambda name: FixedRetriever([PASSAGE]))
+
+
+def run(*arguments: str) -> int:
+    return cli.main(list(arguments))
+
+
+def inward(*arguments: str, **more: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "inward", *arguments], capture_output=True, text=True, check=False, timeout=300, **more)  # type: ignore[call-overload]
+
+
+# --- ask ---
+
+
+@pytest.mark.usefixtures("doubles")
+def test_S7_ask_prints_draft_decision_passages_and_answer(capsys: pytest.CaptureFixture[str]):
+    assert run("ask", QUESTION, "--threshold", "0.5") == 0
+    out, err = capsys.readouterr()
+    for part in (
+        "draft",
+        "Lyon",
+        "mean-nll 2.000 is above 0.5",
+        "Zymurgia",
+        "answer     Paris [1]",
+        "2 generations, 1 search",
+        "Gemma Terms",
+    ):
+        assert part in out
+    assert err == ""
+
+
+@pytest.mark.usefixtures("doubles")
+def test_ask_json_is_one_object_a_line(capsys: pytest.CaptureFixture[str]):
+    assert run("ask", QUESTION, "And Spain?", "--json", "--threshold", "3") == 0
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (first["question"], second["question"]) == (QUESTION, "And Spain?")
+    assert (first["model"], first["strategy"], first["options"]["threshold"]) == ("demo", "gated(mean-nll)", 3.0)
+    assert [event["event"] for event in first["events"]] == ["generated", "gated"]
+    assert first["answer"]["short"] == "Lyon"
+
+
+@pytest.mark.usefixtures("doubles")
+def test_N6_every_option_changes_something(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    seen = {}
+    for options in ((), ("--strategy", "no-retrieval"), ("--strategy", "single-step", "--k", "1"), ("--threshold", "99")):
+        assert run("ask", QUESTION, "--json", *options) == 0
+        plain = json.loads(capsys.readouterr().out)
+        seen[options] = (plain["strategy"], plain["options"], plain["answer"]["short"])
+    assert len({str(value) for value in seen.values()}) == 4
+    assert seen[("--strategy", "no-retrieval")][2] == "Lyon"
+    assert seen[("--strategy", "single-step", "--k", "1")][2] == "Paris"
+    assert seen[("--threshold", "99")][2] == "Lyon"
+
+
+def test_model_index_seed_and_prompt_reach_where_they_are_used(monkeypatch: pytest.MonkeyPatch):
+    seen = {}
+
+    def bind(strategy: str, **given: object) -> None:
+        seen.update(given, strategy=strategy)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("inward.door.bind", bind)
+    arguments = ("--model", "m", "--index", "i", "--prompt", "p.toml", "--strategy", "s", "--k", "3")
+    assert run("ask", "q", *arguments) == 130
+    assert seen == {"strategy": "s", "lm": "m", "retriever": "i", "prompt": "p.toml", "k": 3}
+
+
+@pytest.mark.usefixtures("doubles")
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ((), 2, "Missing argument"),
+        (("q", "--nonsense"), 2, "No such option"),
+        (("q", "--threshold", "high"), 2, "'high' is not a valid float"),
+        (("q", "--strategy", "gatd"), 2, "did you mean 'gated'"),
+        (("q", "--strategy", "gated(mean-nil)", "--threshold", "1"), 2, "did you mean 'mean-nll'"),
+        (("q", "--strategy", "no-retrieval", "--threshold", "1"), 2, "unknown option of `no-retrieval` 'threshold'"),
+        (("q", "--strategy", "gated(max-nll)", "--model", "other"), 2, "`gated` needs threshold (float, no default)"),
+        (("",), 1, "at least one visible character, got ''"),
+        (("fine", " "), 1, "at least one visible character, got ' '"),
+    ],
+)
+def test_exit_codes_and_messages(arguments: tuple[str, ...], code: int, message: str, capsys: pytest.CaptureFixture[str]):
+    assert run("ask", *arguments) == code
+    out, err = capsys.readouterr()
+    assert message in err
+    assert out == ""
+    assert "Traceback" not in err
+
+
+@pytest.mark.usefixtures("doubles")
+def test_a_failing_question_shows_its_trace_and_fails_the_command(capsys: pytest.CaptureFixture[str]):
+    assert run("ask", "Fail", "fine", "--threshold", "9") == 1
+    out, err = capsys.readouterr()
+    assert "error      RuntimeError: the model gave up" in out
+    assert "answer     Lyon" in out
+    assert err == "inward: 1 of 2 questions failed; the first: RuntimeError: the model gave up\n"
+
+
+@pytest.mark.usefixtures("doubles")
+def test_debug_lets_the_error_through(monkeypatch: pytest.MonkeyPatch):
+    from inward.errors import UnknownName
+
+    monkeypatch.setenv("INWARD_DEBUG", "1")
+    with pytest.raises(UnknownName):
+        run("ask", "q", "--strategy", "gatd")
+
+
+def test_a_full_disk_is_said_plainly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/somewhere/model.safetensors")
+
+    monkeypatch.setattr("inward.door.bind", full)
+    assert run("ask", "q") == 1
+    assert capsys.readouterr().err.startswith("inward: the disk is full: no room for '/somewhere/model.safetensors'; free some space")
+
+
+def test_another_operating_system_error_is_not_disguised(monkeypatch: pytest.MonkeyPatch):
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "bad sector")
+
+    monkeypatch.setattr("inward.door.bind", refused)
+    with pytest.raises(OSError, match="bad sector"):
+        run("ask", "q")
+
+
+# --- the command as a process ---
+
+
+@pytest.mark.parametrize(
+    "arguments", [("-h",), ("ask", "-h"), ("doctor", "-h"), ("strategies", "-h"), ("index", "-h"), ("index", "build", "-h")]
+)
+def test_help_everywhere(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]):
+    assert run(*arguments) == 0
+    assert capsys.readouterr().out.startswith("Usage: inward")
+
+
+def test_ask_has_at_most_ten_options():
+    assert len([parameter for parameter in cli.ask.params if parameter.param_type_name == "option"]) <= 10
+
+
+def test_the_module_is_the_command():
+    assert inward("--version").stdout == "inward, version 0.1.0\n"
+    wrong = inward("ask")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+
+
+def test_ctrl_c_ends_with_130_and_one_line():
+    code = (
+        "import sys, asyncio, inward.door as d\n"
+        "async def slow(*a, **k): print('started', flush=True); await asyncio.sleep(60)\n"
+        "d.bind = lambda *a, **k: slow\n"
+        "from inward.cli import main\n"
+        "sys.exit(main(['ask', 'q']))\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "started\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 130
+        assert process.stderr.read().strip() == "inward: interrupted"
+
+
+def test_a_closed_pipe_is_no_error():
+    command = f"{sys.executable} -m inward strategies | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [("ascii", "\u6771"), ("latin-1", "\\u6771")])
+def test_I5_output_that_a_terminal_cannot_show_does_not_end_the_run(encoding: str, shown: str):
+    code = "import click, inward.cli as c\nc.ask.callback = lambda **k: click.echo('\\u6771')\nc.main(['ask', 'q'])"
+    environment = {**os.environ, "LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", env=environment, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{shown}\n", "")
+
+
+# --- strategies and doctor ---
+
+
+def test_strategies_lists_all_with_options(capsys: pytest.CaptureFixture[str]):
+    assert run("strategies") == 0
+    out = capsys.readouterr().out
+    for name in STRATEGIES:
+        assert f"\n{name}\n" in f"\n{out}"
+    assert "--threshold        float, required" in out
+    assert run("strategies", "--json") == 0
+    assert [json.loads(line)["name"] for line in capsys.readouterr().out.splitlines()] == sorted(STRATEGIES)
+
+
+def test_N1_doctor_names_versions_and_what_each_extra_adds():
+    checks = {check.name: check for check in examine()}
+    for name in CORE:
+        assert checks[name].state == "ok", checks[name]
+        assert checks[name].detail[0].isdigit()
+    for extra in EXTRAS:
+        assert extra.brings in checks[f"extra {extra.name}"].detail
+    assert checks["bundled model"].state == "ok"
+    assert checks["demo index"].state == "ok"
+
+
+def test_N2_doctor_tells_a_broken_extra_from_an_absent_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    from inward.doctor import _extra
+
+    (tmp_path / "broken_extra_module.py").write_text("raise ImportError('libfoo.so.1: cannot open shared object file')", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    broken = _extra(Extra("lora", "LoRA adapters", ("broken_extra_module",)))
+    assert broken.state == "broken"
+    assert "libfoo.so.1: cannot open shared object file" in broken.detail
+    assert "pip install 'inward[lora]'" in broken.detail
+    absent = _extra(Extra("lora", "LoRA adapters", ("no_such_module_anywhere",)))
+    assert absent.state == "absent"
+    assert "pip install 'inward[lora]'" in absent.detail
+
+
+def test_doctor_fails_when_something_is_broken(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    found = [Check(name="torch", state="broken", detail="no"), Check(name="x", state="absent", detail="optional")]
+    monkeypatch.setattr("inward.doctor.examine", lambda deep: found)
+    assert run("doctor") == 1
+    out, err = capsys.readouterr()
+    assert "broken   torch" in out
+    assert err == "inward: 1 checks failed\n"
+    monkeypatch.setattr("inward.doctor.examine", lambda deep: found[1:])
+    assert run("doctor", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"name": "x", "state": "absent", "detail": "optional"}
+
+
+@pytest.mark.real
+def test_doctor_deep_generates_a_token():
+    checks = {check.name: check for check in examine(deep=True)}
+    assert checks["generation"].state == "ok"
+
+
+# --- the real thing ---
+
+
+@pytest.mark.real
+def test_ask_with_the_bundled_model_and_index():
+    done = inward("ask", "What is the capital of Kenya?", "--threshold=-inf", "--json")
+    assert done.returncode == 0, done.stderr
+    plain = json.loads(done.stdout)
+    assert [event["event"] for event in plain["events"]][:4] == ["generated", "gated", "searched", "generated"]
+    assert "nairobi" in plain["events"][2]["passages"][0]["text"].lower()
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    "arguments", [(), ("--model", "nowhere/to/be/found.gguf", "--threshold", "1"), ("--index", "nowhere", "--threshold", "1")]
+)
+def test_W3_nothing_is_fetched_and_what_is_missing_is_named(arguments: tuple[str, ...]):
+    done = inward("ask", "a " * 40_000 if not arguments else "q", *arguments)
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("inward: ")
