@@ -14,12 +14,13 @@ from inward.errors import BadInput, ContextLengthExceeded, OutOfMemory, Unsuppor
 from inward.lm.attention import IMPLEMENTATION
 from inward.lm.capture import Taps
 from inward.lm.cold import ColdEngine
-from inward.lm.decode import Engine
+from inward.lm.decode import SHARED_BY, Engine
 from inward.lm.encode import Encoder
 from inward.lm.identity import model_fingerprint
 from inward.lm.loading import Loaded
+from inward.lm.prefixes import MIN_TOKENS
 from inward.protocols import Feature, Finished, Progress, Request, RequestId
-from inward.types import Prompt, Sampling
+from inward.types import Completion, Prompt, Sampling
 
 log = logging.getLogger(__name__)
 
@@ -208,29 +209,30 @@ class TransformersBackend:
 
     def _try_packed(self, own: str) -> tuple[Engine | None, str]:
         try:
-            ids, expected = _probe_ids(self.model.get_output_embeddings().weight.shape[0], self.encoder.eos_ids), None
             self.model.set_attn_implementation(IMPLEMENTATION)
             if self.model.config.get_text_config()._attn_implementation != IMPLEMENTATION:
                 return None, "its attention cannot be exchanged"
-            engine = self._packed_engine()
-            request = Request(prompt="", sampling=Sampling(max_tokens=3, token_scores=("logprobs",)))
-            for prompt in ids:
-                engine.add(request, prompt)
-            done: dict[int, Finished] = {}
-            for _ in range(8):
-                done |= {event.id: event for event in engine.step() if isinstance(event, Finished)}
-            engine = self._packed_engine()
+            prompts = _probe_ids(self.model.get_output_embeddings().weight.shape[0], self.encoder.eos_ids)
+            packed = self._probe(prompts)
             self.model.set_attn_implementation(own)
-            worst = 0.0
-            for prompt, event in zip(ids, (done[i] for i in sorted(done)), strict=True):
-                worst = max(worst, self._difference(prompt, event))
+            worst = self._difference(prompts, packed)
             self.model.set_attn_implementation(IMPLEMENTATION)
         except _PROBE_ERRORS as error:
             return None, f"{type(error).__name__}: {error}"
-        expected = _PROBE_TOLERANCE.get(self.dtype, _PROBE_TOLERANCE_16_BIT)
-        if not worst < expected:
-            return None, f"packed log-probabilities differ from its own by {worst:.2g} nats (allowed: {expected:g})"
-        return engine, ""
+        allowed = _PROBE_TOLERANCE.get(self.dtype, _PROBE_TOLERANCE_16_BIT)
+        if not worst < allowed:
+            return None, f"packed log-probabilities differ from its own by {worst:.2g} nats (allowed: {allowed:g})"
+        return self._packed_engine(), ""
+
+    def _probe(self, prompts: list[tuple[int, ...]]) -> list[Completion]:
+        """Generate two tokens for prompts that share a prefix: one pass for it, one for the prompts, one decoding."""
+        engine = self._packed_engine()
+        request = Request(prompt="", sampling=Sampling(max_tokens=2, token_scores=("logprobs",)))
+        ids = [engine.add(request, prompt) for prompt in prompts]
+        done: dict[RequestId, Completion] = {}
+        for _ in range(3):
+            done |= {event.id: event.generation.completions[0] for event in engine.step() if isinstance(event, Finished)}
+        return [done[id] for id in ids]
 
     def _packed_engine(self) -> Engine:
         parameters = inspect.signature(self.model.forward).parameters
@@ -241,25 +243,31 @@ class TransformersBackend:
             self.model, self.encoder, self._taps, cache_argument=argument, prefix_tokens=prefix_tokens, prefix_reuse=self._prefix_reuse
         )
 
-    def _difference(self, prompt: tuple[int, ...], event: Finished) -> float:
-        """Largest difference between a packed generation's log-probabilities and the model's own, nats."""
-        completion = event.generation.completions[0]
-        if not completion.token_ids:
-            return 0.0
-        device = self.model.get_input_embeddings().weight.device
-        ids = torch.tensor([prompt + completion.token_ids], device=device)
+    def _difference(self, prompts: list[tuple[int, ...]], packed: list[Completion]) -> float:
+        """Largest difference between packed log-probabilities and those of the model's own forward pass, nats."""
+        width = max(len(p) + len(c.token_ids) for p, c in zip(prompts, packed, strict=True))
+        texts = [p + c.token_ids for p, c in zip(prompts, packed, strict=True)]
+        ids = torch.tensor([t + (0,) * (width - len(t)) for t in texts], device=self.model.get_input_embeddings().weight.device)
+        # only the last rows: a vocabulary times every position is what makes this slow
+        keep = (
+            {"logits_to_keep": width - len(prompts[0]) + 1} if "logits_to_keep" in inspect.signature(self.model.forward).parameters else {}
+        )
         with torch.inference_mode():
-            logits = self.model(input_ids=ids, use_cache=False).logits[0].float()
-        rows = logits[len(prompt) - 1 : -1].log_softmax(-1)
-        own = rows.gather(1, ids[0, len(prompt) :, None])[:, 0].cpu()
-        return float((own - torch.from_numpy(completion.score("logprobs"))).abs().max())
+            logits = self.model(input_ids=ids, use_cache=False, **keep).logits.float()
+        first = width - logits.shape[1]
+        worst = 0.0
+        for row, prompt, completion in zip(logits, prompts, packed, strict=True):
+            for i, (token, logprob) in enumerate(zip(completion.token_ids, completion.score("logprobs"), strict=True)):
+                own = float(row[len(prompt) - 1 + i - first].log_softmax(-1)[token])
+                worst = max(worst, abs(own - float(logprob)))
+        return worst
 
 
 def _probe_ids(vocabulary: int, eos_ids: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Prompts that share a prefix long enough to be computed once, and read by enough rows not to be copied."""
+    """Prompts of one length sharing a prefix that is long enough to be computed once and read by all of them."""
     pool = [i for i in range(vocabulary // 7, vocabulary) if i not in eos_ids] or [0]
-    prefix = tuple(pool[(7919 * i) % len(pool)] for i in range(33))
-    return [(*prefix, *(pool[(104729 * (i + 1) * (j + 1)) % len(pool)] for j in range(1 + i))) for i in range(4)]
+    prefix = tuple(pool[(7919 * i) % len(pool)] for i in range(MIN_TOKENS))
+    return [(*prefix, pool[(104729 * (i + 1)) % len(pool)]) for i in range(SHARED_BY)]
 
 
 def _bytes_per_token(model: Any) -> int:
