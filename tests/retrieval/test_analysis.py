@@ -47,7 +47,14 @@ def test_I6_korean_words_match_under_their_particles(build: Build, ids: Ids, que
 
 @pytest.mark.parametrize(
     ("text", "query"),
-    [("東京タワーは高い", "タワー"), ("食べ物が好き", "食べ物"), ("ﾊﾝｶｸのｶﾅ", "ハンカク"), ("ภาษาไทยเป็นภาษา", "ไทย"), ("ພາສາລາວ", "ລາວ"), ("ភាសាខ្មែរ", "ខ្មែរ")],
+    [
+        ("東京タワーは高い", "タワー"),
+        ("食べ物が好き", "食べ物"),
+        ("ﾊﾝｶｸのｶﾅ", "ハンカク"),
+        ("ภาษาไทยเป็นภาษา", "ไทย"),
+        ("ພາສາລາວ", "ລາວ"),
+        ("ភាសាខ្មែរ", "ខ្មែរ"),
+    ],
 )
 def test_I6_other_unspaced_scripts(build: Build, ids: Ids, text: str, query: str):
     assert ids(build([text, "something else"]), query) == ["1"]

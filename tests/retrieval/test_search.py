@@ -213,7 +213,9 @@ def test_where_takes_a_value_or_any_of_a_list(build: Build, ids: Ids, where: dic
 
 def test_where_filters_before_ranking_and_leaves_scores_alone(build: Build, search: Callable[..., Any]):
     """Filtering the best k afterwards would find nothing here."""
-    rows = [{"id": f"a{n}", "text": "dog dog", "tenant": "a"} for n in range(100)] + [{"id": "b", "text": "dog and a lot more", "tenant": "b"}]
+    rows = [{"id": f"a{n}", "text": "dog dog", "tenant": "a"} for n in range(100)] + [
+        {"id": "b", "text": "dog and a lot more", "tenant": "b"}
+    ]
     retriever = build(rows)
     (only,) = search(retriever, "dog", k=1, where={"tenant": "b"})
     assert only.id == "b"

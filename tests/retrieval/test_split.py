@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,7 +37,7 @@ def test_N6_overlap_repeats_whole_sentences_where_they_fit():
     assert first.endswith((SENTENCE * 2).strip())
     text = SENTENCE * 30
     spans = split(text, SplitSpec(size=100, overlap=20))
-    assert [b[0] - a[1] for a, b in zip(spans, spans[1:], strict=False)] == [-(2 * len(SENTENCE) - 1)] * (len(spans) - 1)
+    assert [b[0] - a[1] for a, b in pairwise(spans)] == [-(2 * len(SENTENCE) - 1)] * (len(spans) - 1)
 
 
 def test_N6_overlap_smaller_than_a_sentence_repeats_its_last_words():
