@@ -83,7 +83,9 @@ class _WindowReader:
         self._decode, self._special = decode, special_ids
         self._window = [token_id for token_id in context if token_id not in special_ids]
         self._known = len(self._window)
-        """Tokens of the window whose characters were handed out."""
+        """Tokens of the window whose characters were handed out, or stand in the prompt."""
+        while self._known > 0 and len(self._window) - self._known < 3 and decode(self._window[: self._known]).endswith(_REPLACEMENT):
+            self._known -= 1  # a prompt may end inside a character
 
     def push(self, token_id: int) -> str:
         if token_id in self._special:
