@@ -25,7 +25,18 @@ from inward.errors import Unsupported
 from inward.lm.kv import Segment, Slab
 
 IMPLEMENTATION = "inward"
-_IGNORED = frozenset({"dropout", "is_causal", "position_ids", "use_cache", "output_attentions", "output_hidden_states", "cache_position"})
+_IGNORED = frozenset(
+    {
+        "cache_position",
+        "dropout",
+        "is_causal",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_ids",
+        "use_cache",
+    }
+)
 """Arguments of a layer that change nothing here; any other one sends the model to the cold path."""
 
 
@@ -165,7 +176,9 @@ class PackedCache(Cache):
         return key_states, value_states
 
     def get_seq_length(self, *args: Any, **kwargs: Any) -> int:
-        """Return 0: positions are given explicitly."""
+        """Return 0: positions are given explicitly. A layer that asks for its own length would count them from it."""
+        if args or kwargs:
+            raise Unsupported("a layer counts positions from the length of its cache, and rows of a packed step have many lengths")
         return 0
 
     def get_query_offset(self, *args: Any, **kwargs: Any) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import os
 from functools import lru_cache
 from typing import Any
 
@@ -18,14 +17,13 @@ from inward.lm.decode import SHARED_BY, Engine
 from inward.lm.encode import Encoder
 from inward.lm.identity import model_fingerprint
 from inward.lm.loading import Loaded
+from inward.lm.memory import bytes_per_token, token_budget
 from inward.lm.prefixes import MIN_TOKENS
 from inward.protocols import Feature, Finished, Progress, Request, RequestId
 from inward.types import Completion, Prompt, Sampling
 
 log = logging.getLogger(__name__)
 
-_MEMORY_SHARE = 0.5
-"""Of the memory that is free when the model is loaded; the rest is for activations and everybody else."""
 _PREFIX_SHARE = 0.25
 """Of the token budget, for prefixes kept between requests."""
 _PROBE_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-5}
@@ -55,11 +53,13 @@ class TransformersBackend:
         self.notes: list[str] = list(loaded.notes)
         self._config = loaded.model.config.get_text_config()
         self._taps = Taps(self.model)
-        self.budget = budget if budget is not None else _budget(self.model)
+        self.budget = budget if budget is not None else token_budget(self.model)
         self._prefix_reuse = prefix_reuse
         self._encode = lru_cache(maxsize=4096)(self.encoder.encode)
         self._engine: Engine | ColdEngine = self._choose_engine()
         self._fingerprint: str | None = None
+        if self.packed and self.context < (longest := self._longest):
+            self.notes.append(f"its rotary angles change beyond {self.context} tokens: the context ends there, not at {longest}")
 
     @property
     def packed(self) -> bool:
@@ -103,7 +103,11 @@ class TransformersBackend:
 
     @property
     def context(self) -> int:
-        """Positions that the model was made for."""
+        """Positions that the model was made for; up to where its rotary angles change, if they do with length."""
+        return min(self._longest, _one_set_of_angles(self._config)) if self.packed else self._longest
+
+    @property
+    def _longest(self) -> int:
         return int(getattr(self._config, "max_position_embeddings", 0) or 1 << 30)
 
     def count(self, prompt: Prompt) -> int:
@@ -123,10 +127,13 @@ class TransformersBackend:
         new = request.sampling.max_tokens if request.continuation is None else len(self._given(request))
         if prompt + new > self.context:
             raise ContextLengthExceeded(
-                f"prompt ({prompt} tokens) and completion ({new}) need {prompt + new} tokens; {self.name!r} has room for {self.context}: shorten the prompt or lower max_tokens"
+                f"prompt ({prompt} tokens) and completion ({new}) need {prompt + new} tokens; "
+                f"{self.name!r} has room for {self.context}: shorten the prompt or lower max_tokens"
             )
         vocabulary = self.model.get_output_embeddings().weight.shape[0]
-        for name, ids in (("watch", request.sampling.watch), ("logit_bias", tuple(i for i, _ in request.sampling.logit_bias))):
+        biased = tuple(i for i, _ in request.sampling.logit_bias)
+        named = {"watch": request.sampling.watch, "logit_bias": biased, "the continuation": self._given(request)}
+        for name, ids in named.items():
             if wrong := [i for i in ids if not 0 <= i < vocabulary]:
                 raise UsageError(f"{name} names tokens {wrong} that do not exist: the vocabulary has {vocabulary}")
         if request.capture is not None:
@@ -153,7 +160,7 @@ class TransformersBackend:
 
     @property
     def _logit_cost(self) -> int:
-        return int(3 * 4 * self.model.get_output_embeddings().weight.shape[0] // _bytes_per_token(self.model))
+        return int(3 * 4 * self.model.get_output_embeddings().weight.shape[0] // bytes_per_token(self.model))
 
     def add(self, request: Request) -> RequestId:
         """Let a request join at the next step."""
@@ -186,7 +193,8 @@ class TransformersBackend:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return OutOfMemory(
-            f"{self.name!r} ran out of memory ({error}); the batch budget is {self.budget} tokens: pass a smaller one with load_lm(budget=...)"
+            f"{self.name!r} ran out of memory ({error}); "
+            f"the batch budget is {self.budget} tokens: pass a smaller one with load_lm(budget=...)"
         )
 
     def drop(self, id: RequestId) -> None:
@@ -227,7 +235,8 @@ class TransformersBackend:
     def _probe(self, prompts: list[tuple[int, ...]]) -> list[Completion]:
         """Generate two tokens for prompts that share a prefix: one pass for it, one for the prompts, one decoding."""
         engine = self._packed_engine()
-        request = Request(prompt="", sampling=Sampling(max_tokens=2, token_scores=("logprobs",)))
+        no_end = tuple((i, -1e9) for i in self.encoder.eos_ids)  # an end token at once would leave nothing to compare
+        request = Request(prompt="", sampling=Sampling(max_tokens=2, token_scores=("logprobs",), logit_bias=no_end))
         ids = [engine.add(request, prompt) for prompt in prompts]
         done: dict[RequestId, Completion] = {}
         for _ in range(3):
@@ -263,26 +272,20 @@ class TransformersBackend:
         return worst
 
 
+def _one_set_of_angles(config: Any) -> int:
+    """Length up to which every position keeps its rotary angle.
+
+    `longrope` takes another set for all positions of a pass as soon as one is beyond the original length. In a
+    shared pass a long row would change the short ones, and keys kept from before would be of the other set.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [kind for kind in (rope, *rope.values()) if isinstance(kind, dict)]
+    lengths = [kind.get("original_max_position_embeddings") for kind in kinds if kind.get("rope_type") == "longrope"]
+    return min((int(length) for length in lengths if length), default=1 << 30)
+
+
 def _probe_ids(vocabulary: int, eos_ids: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Prompts of one length sharing a prefix that is long enough to be computed once and read by all of them."""
     pool = [i for i in range(vocabulary // 7, vocabulary) if i not in eos_ids] or [0]
     prefix = tuple(pool[(7919 * i) % len(pool)] for i in range(MIN_TOKENS))
     return [(*prefix, pool[(104729 * (i + 1)) % len(pool)]) for i in range(SHARED_BY)]
-
-
-def _bytes_per_token(model: Any) -> int:
-    config = model.config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", 1)
-    size = getattr(config, "head_dim", None) or config.hidden_size // max(1, getattr(config, "num_attention_heads", 1))
-    weight = model.get_input_embeddings().weight
-    return int(2 * config.num_hidden_layers * heads * size * weight.element_size())
-
-
-def _budget(model: Any) -> int:
-    """Tokens whose keys and values fit a share of the memory that is free now."""
-    device = model.get_input_embeddings().weight.device
-    if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
-    else:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4 << 30
-    return max(1024, int(free * _MEMORY_SHARE) // _bytes_per_token(model))
