@@ -36,6 +36,19 @@ _PROMPTS, _RUNS = 1024, 4096
 """Prompts and runs of text whose ids are remembered."""
 
 
+class _Model(msgspec.Struct, frozen=True):
+    vocab: msgspec.Raw = msgspec.Raw(b"null")
+    merges: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _TokenizerFile(msgspec.Struct, frozen=True):
+    """What of a `tokenizer.json` decides which ids a text gets, undecoded: a vocabulary may hold 262,144 entries."""
+
+    model: _Model
+    normalizer: msgspec.Raw = msgspec.Raw(b"null")
+    pre_tokenizer: msgspec.Raw = msgspec.Raw(b"null")
+
+
 class Encoder:
     """One tokenizer with one way of writing conversations. Safe to use from several threads."""
 
@@ -87,14 +100,15 @@ class Encoder:
     @cached_property
     def fingerprint(self) -> str:
         """Hash over vocabulary, merges, added tokens, what goes in front, and the chat template."""
-        state = msgspec.json.decode(self._backend.to_str()) if self._backend is not None else {}
-        model = state.get("model", {})
-        vocabulary = model.get("vocab") or sorted(self.tokenizer.get_vocab().items(), key=lambda entry: entry[1])
         added = [(i, str(t), t.special, t.lstrip, t.rstrip) for i, t in sorted(self.tokenizer.added_tokens_decoder.items())]
-        merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in model.get("merges") or ()]
-        rules = [state.get(part) for part in ("normalizer", "pre_tokenizer")]
-        parts = (vocabulary, merges, added, rules, self._front, self.eos_ids, self._source)
-        return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()
+        if self._backend is not None:
+            file = msgspec.json.decode(self._backend.to_str(), type=_TokenizerFile)
+            parts = [file.model.vocab, file.model.merges, file.normalizer, file.pre_tokenizer]
+        else:
+            parts = [msgspec.Raw(msgspec.json.encode(self.tokenizer.get_vocab(), order="deterministic"))]
+        digest = hashlib.sha256(b"\0".join(bytes(part) for part in parts))
+        digest.update(msgspec.json.encode((added, self._front, self.eos_ids, self._source), order="deterministic"))
+        return digest.hexdigest()
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         """Return the ids of a prompt.
