@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -209,3 +212,38 @@ def test_help_is_everywhere(run: Run):
         ran = run(command, "-h")
         assert ran.code == 0
         assert ran.out.startswith("Usage:")
+
+
+SLOW = """
+import sys, time
+from inward.retrieval import build_index
+
+def rows():
+    for number in range(30):
+        time.sleep(0.05)
+        yield {"id": str(number), "text": "words"}
+
+build_index(rows(), sys.argv[1], progress=sys.argv[2] == "yes")
+"""
+
+
+@pytest.mark.parametrize(("progress", "terminal", "shown"), [("yes", True, True), ("no", True, False), ("yes", False, False)])
+def test_M4_progress_shows_on_a_terminal_alone(tmp_path: Path, progress: str, terminal: bool, shown: bool):
+    ours, theirs = pty.openpty() if terminal else os.pipe()
+    if terminal:
+        termios.tcsetwinsize(theirs, (24, 100))
+    command = [sys.executable, "-c", SLOW, str(tmp_path / "ix"), progress]
+    subprocess.run(command, stderr=theirs, stdout=subprocess.PIPE, check=True)
+    os.write(theirs, b"end")
+    os.close(theirs)
+    seen = os.read(ours, 100_000)
+    os.close(ours)
+    assert (b"indexing generator" in seen) == shown
+    assert shown or seen == b"end"
+
+
+def test_M2_a_terminal_is_told_what_is_needed_and_free(run: Run, corpus: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    ran = run("build", corpus, "ix", "--json")
+    assert re.search(r"an index of c.jsonl needs about [\d.]+ bytes; [\d.]+ [kMGT]B are free", ran.err)
+    assert "needs about" not in run("build", corpus, "ix", "--json", "--quiet").err

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -111,6 +113,17 @@ def test_gzip_is_known_by_its_bytes(tmp_path: Path, name: str):
 def test_standard_input_is_sniffed(monkeypatch: pytest.MonkeyPatch, content: bytes, expected: Document):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
     assert read("-") == [expected]
+
+
+def test_a_pipe_is_read_as_it_comes(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    lines = b'{"id": 1, "text": "x"}\n' * 700
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(lines,))
+    writer.start()
+    corpus = Corpus(tmp_path / "pipe")
+    assert len(list(corpus)) == 700
+    assert corpus.bytes is None
+    writer.join()
 
 
 def test_format_says_what_a_name_does_not(tmp_path: Path):

@@ -86,6 +86,7 @@ class Corpus:
         self.text_bytes: int | None = None
         """Estimated size unpacked."""
         self.bytes_read = 0
+        """Of `bytes`; not counted where that is not known."""
         if source == "-":
             self.name = "standard input"
         elif isinstance(source, str | Path):
@@ -107,8 +108,9 @@ class Corpus:
             self._files = [path]
         else:
             raise UsageError(f"no such corpus: {str(path)!r}")
-        self.bytes = sum(file.stat().st_size for file in self._files)
-        self.text_bytes = sum(map(_unpacked_bytes, self._files))
+        if all(file.is_file() for file in self._files):  # a pipe has no size
+            self.bytes = sum(file.stat().st_size for file in self._files)
+            self.text_bytes = sum(map(_unpacked_bytes, self._files))
 
     def __iter__(self) -> Iterator[Document | BadLine]:
         """Yield documents and bad lines in order; memory holds one line (one file, for text)."""
@@ -139,9 +141,7 @@ class Corpus:
             else:
                 read_line: Callable[[bytes, int], Document | BadLine | None] = _jsonl_line if form == "jsonl" else _TsvReader()
                 for number, raw in enumerate(lines, 1):
-                    if not file:
-                        self.bytes_read += len(raw)
-                    elif not number % _TELL_EVERY:
+                    if self.bytes is not None and not number % _TELL_EVERY:
                         self.bytes_read = before + buffered.tell()
                     if number == 1 and raw.startswith(_BOM):
                         raw = raw[len(_BOM) :]
@@ -150,7 +150,7 @@ class Corpus:
                         yield from _guarded(read_line, line, number, name)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise BadInput(f"{name} is a damaged or cut-off gzip file ({error}); fetch or pack it again") from error
-        if file:
+        if file and self.bytes is not None:
             self.bytes_read = before + file.stat().st_size
 
     def _text_document(self, raw: bytes, file: Path | None, name: str) -> Document:
@@ -171,7 +171,7 @@ def from_mapping(row: object, line: int) -> Document | BadLine:
     if not isinstance(row, Mapping):
         return BadLine(line, f"an object with id and text is needed, got {type(row).__name__}")
     id = row.get("id", row.get("_id"))
-    if isinstance(id, int) and not isinstance(id, bool):
+    if type(id) is int:
         id = str(id)
     if not isinstance(id, str) or not id:
         return BadLine(line, 'no "id" or "_id" that is text or a whole number')

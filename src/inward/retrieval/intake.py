@@ -113,8 +113,9 @@ class Intake:
             BadCorpus: in strict mode, at the first bad line or the first id that comes again with another content.
         """
         seen = _Seen()
+        unit = "document" if corpus.bytes is None else "B"
         bar = tqdm(
-            total=corpus.bytes, unit="B", unit_scale=True, delay=1, desc=f"indexing {corpus.name}", disable=None if progress else True
+            total=corpus.bytes, unit=unit, unit_scale=True, delay=1, desc=f"indexing {corpus.name}", disable=None if progress else True
         )
         try:
             for row in corpus:
@@ -122,7 +123,7 @@ class Intake:
                     self._refuse(row, corpus.name)
                 else:
                     self._take(row, seen, corpus.name)
-                bar.update(corpus.bytes_read - bar.n)
+                bar.update(1 if corpus.bytes is None else corpus.bytes_read - bar.n)
         finally:
             bar.close()
             seen.close()
