@@ -1,6 +1,6 @@
 """What capturing internal states costs: the same generations with capture on and off.
 
-    python benchmarks/capture.py [--pairs 9] [--threads 2]
+python benchmarks/capture.py [--pairs 9] [--threads 2]
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def main() -> None:
     rows = []
     for name, capture in CAPTURES.items():
         stop = ("\nNever written",) if "stop" in name else ()
-        times = interleave({"off": lambda s=stop: generate(lm, prompts, None, s), "on": lambda c=capture, s=stop: generate(lm, prompts, c, s)}, args.pairs)
+        times = interleave(
+            {"off": lambda s=stop: generate(lm, prompts, None, s), "on": lambda c=capture, s=stop: generate(lm, prompts, c, s)}, args.pairs
+        )
         ratios = [on / off - 1 for on, off in zip(times["on"], times["off"], strict=True)]
         low, high = interval(ratios)
         rows.append([name, f"{statistics.median(ratios):+.1%}", f"{low:+.1%} to {high:+.1%}", f"{min(ratios):+.1%} to {max(ratios):+.1%}"])

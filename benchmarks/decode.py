@@ -100,7 +100,9 @@ class Generate:
         from transformers import AutoModelForCausalLM
 
         self.end = end
-        self.model = AutoModelForCausalLM.from_pretrained(bundled_path("demo"), dtype=getattr(torch, dtype), attn_implementation="sdpa").eval()
+        self.model = AutoModelForCausalLM.from_pretrained(
+            bundled_path("demo"), dtype=getattr(torch, dtype), attn_implementation="sdpa"
+        ).eval()
 
     def __call__(self, ids: list[list[int]], new: int = NEW) -> list[list[int]]:
         out: list[list[int]] = []
@@ -111,8 +113,14 @@ class Generate:
             mask = torch.tensor([[0] * (width - len(x)) + [1] * len(x) for x in batch])
             with torch.inference_mode():
                 done = self.model.generate(
-                    input_ids=padded, attention_mask=mask, max_new_tokens=new, min_new_tokens=new, do_sample=False,
-                    eos_token_id=list(self.end), pad_token_id=0, suppress_tokens=list(self.end),
+                    input_ids=padded,
+                    attention_mask=mask,
+                    max_new_tokens=new,
+                    min_new_tokens=new,
+                    do_sample=False,
+                    eos_token_id=list(self.end),
+                    pad_token_id=0,
+                    suppress_tokens=list(self.end),
                 )
             out.extend(done[:, width:].tolist())
         return out

@@ -1,6 +1,6 @@
 """Twenty samples forked from one prefill, against one greedy answer and against twenty prompts: time and memory.
 
-    python benchmarks/fork.py [--repeats 5] [--threads 2]
+python benchmarks/fork.py [--repeats 5] [--threads 2]
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def main() -> None:
     generate(lm, [prompt], 2, 1.0, new=4)
     times = interleave(contenders, args.repeats)
     base = statistics.median(times["one greedy answer"])
-    rows = [[name, spread(values), f"{statistics.median(values) / base:.2f}", f"{keys[name] / 2**20:.0f}"] for name, values in times.items()]
+    rows = [
+        [name, spread(values), f"{statistics.median(values) / base:.2f}", f"{keys[name] / 2**20:.0f}"] for name, values in times.items()
+    ]
     text = f"""# Samples forked from one prefill
 
 `python benchmarks/fork.py --repeats {args.repeats} --threads {args.threads}` on {workload.machine()}.
@@ -66,7 +68,9 @@ def generate(lm: BatchedLM, prompts: list[str], n: int, temperature: float, new:
         return done
 
     engine.step = watched
-    sampling = Sampling(max_tokens=new, n=n, temperature=temperature, top_k=50, top_p=0.9, logit_bias=tuple((i, -1e9) for i in lm.backend.encoder.eos_ids))
+    sampling = Sampling(
+        max_tokens=new, n=n, temperature=temperature, top_k=50, top_p=0.9, logit_bias=tuple((i, -1e9) for i in lm.backend.encoder.eos_ids)
+    )
 
     async def all_at_once() -> None:
         await asyncio.gather(*(lm.generate(p, sampling) for p in prompts))

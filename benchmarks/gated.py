@@ -71,15 +71,23 @@ def report(args: argparse.Namespace, times: Any, slow: Any, found: Any, passes: 
     return f"""# 64 gated questions
 
 `python benchmarks/gated.py --repeats {args.repeats} --threads {args.threads} --threshold {args.threshold}` on {workload.machine()}.
-google/gemma-3-270m, fp32; `gated` on mean-nll above {args.threshold}, demo passages, the shipped prompt; the gate opened for {opened} of {QUESTIONS}. Equal answers, together against alone: {same}/{QUESTIONS}.
+google/gemma-3-270m, fp32; `gated` on mean-nll above {args.threshold}, demo passages, the shipped prompt; the gate opened for {opened} of {
+        QUESTIONS
+    }. Equal answers, together against alone: {same}/{QUESTIONS}.
 
-{table(["", "median (range)"], [
-        ["questions/s together", spread([QUESTIONS / t for t in times["together"]])],
-        ["× one at a time without prefix reuse", spread(faster)],
-        ["together ÷ bare forward in full batches", spread(over)],
-    ])}
+{
+        table(
+            ["", "median (range)"],
+            [
+                ["questions/s together", spread([QUESTIONS / t for t in times["together"]])],
+                ["× one at a time without prefix reuse", spread(faster)],
+                ["together ÷ bare forward in full batches", spread(over)],
+            ],
+        )
+    }
 
-The concurrent run fed {fed} tokens in {len(passes)} passes and made {rows} rows of logits. Rows a decoding pass: median {statistics.median(sizes):.0f}, largest {max(sizes)}; {small} of {len(sizes)} passes had 8 rows or fewer.
+The concurrent run fed {fed} tokens in {len(passes)} passes and made {rows} rows of logits. Rows a decoding pass: median {
+        statistics.median(sizes):.0f}, largest {max(sizes)}; {small} of {len(sizes)} passes had 8 rows or fewer.
 """
 
 

@@ -23,7 +23,7 @@ class BatchedLM:
     def __init__(self, backend: Backend, name: str | None = None) -> None:
         """Serve `backend`."""
         self.backend = backend
-        self.name: str = name or getattr(backend, "name", type(backend).__name__)
+        self.name: str = name or str(getattr(backend, "name", type(backend).__name__))
         self.scheduler = Scheduler(backend)
 
     def __repr__(self) -> str:

@@ -54,7 +54,7 @@ class Prefill:
     @property
     def length(self) -> int:
         """Own tokens once this step is over."""
-        return self.segment.filled + self.rows.stop - self.rows.start
+        return self.segment.filled + int(self.rows.stop - self.rows.start)
 
     def mask(self, rule: MaskRule, positions: Tensor) -> Tensor:
         """Return `[n, S]`, true where a query may look."""
@@ -164,7 +164,7 @@ class MaskRule:
         return allowed.expand(len(queries), len(keys))
 
 
-class PackedCache(Cache):
+class PackedCache(Cache):  # type: ignore[misc]  # transformers is untyped here
     """Stands where a model expects its cache and hands new keys and values straight on: `attend` files them."""
 
     def __init__(self) -> None:

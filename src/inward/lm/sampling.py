@@ -120,7 +120,7 @@ def score_rows(logits: Tensor, ids: Tensor, *, entropies: bool) -> list[Tensor]:
     """Log-probability of `ids [R]`, log-sum-exp and (if wanted) entropy of raw `logits [R, V]`; nats, `[R]` each."""
     step = max(1, _CHUNK // logits.shape[1])
     parts: list[list[Tensor]] = []
-    for chunk, chosen in zip(logits.split(step), ids.split(step), strict=True):
+    for chunk, chosen in zip(torch.split(logits, step), torch.split(ids, step), strict=True):
         x = chunk.float()
         top = x.amax(-1, keepdim=True)
         # relative to the largest: the sums stay small, so their rounding does; clamped: a forbidden entry is
