@@ -102,7 +102,7 @@ class Taps:
             raise Unsupported(f"layers {beyond} do not exist: {self.model_type!r} has {self.num_layers} blocks, 0 to {self.num_layers - 1}")
 
     def want(self, taps: Iterable[Tap]) -> None:
-        """Hook exactly these sites."""
+        """Keep hooks on exactly these sites."""
         wanted = set(taps)
         for tap in self._handles.keys() - wanted:
             self._handles.pop(tap).remove()
@@ -160,7 +160,7 @@ class States:
         return bool(self.capture.layers) and self.capture.pool != "eos" and self.capture.over == "generated"
 
     def add(self, first: int, states: Tensor) -> None:
-        """Take the states `[n, L, d]` of tokens `first`, `first + 1`, …"""
+        """Take the states `[n, L, d]` of the tokens from number `first` on."""
         self.waiting.extend((first + i, state) for i, state in enumerate(states))
 
     def settle(self, safe: int) -> None:

@@ -49,7 +49,7 @@ class Segment:
 
     @property
     def chain(self) -> tuple[Segment, ...]:
-        """This segment and its ancestors, oldest first."""
+        """Ancestors and the segment itself, oldest first."""
         return (*(self.parent.chain if self.parent else ()), self)
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:

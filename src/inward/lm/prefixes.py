@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import pairwise
 
 from inward.lm.kv import Segment
 
@@ -74,7 +75,7 @@ class Prefixes:
         open_ = set(range(len(prompts)))
         while open_:
             population = sorted([*(prompts[i] for i in open_), *self._recent])
-            lengths = {common(a, b) for a, b in zip(population, population[1:], strict=False)}
+            lengths = {common(a, b) for a, b in pairwise(population)}
             best: tuple[int, Ids] = (0, ())
             sharing: dict[Ids, int] = {}
             for i in open_:

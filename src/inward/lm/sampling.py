@@ -62,7 +62,7 @@ def _signed(value: int) -> int:
 
 
 def gumbel(keys: Sequence[int], ids: Tensor) -> Tensor:
-    """Standard Gumbel noise for `ids [R, K]` of rows with 64-bit `keys [R]`; float64, the same on every device."""
+    """Return standard Gumbel noise for `ids [R, K]` of rows with 64-bit `keys [R]`; float64, the same on every device."""
     key = send([_signed(k) for k in keys], ids.device)[:, None]
     x = key + ids * _signed(_GOLDEN)  # int64 arithmetic wraps, as wanted
     x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
