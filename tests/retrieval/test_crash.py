@@ -30,6 +30,7 @@ NEW = [{"id": f"new{n}", "text": f"shared words and number {n}. " * 8} for n in 
 
 KILLER = """
 import json, os, random, signal, sys, threading, time
+from inward.errors import InwardError
 from inward.retrieval import add, build_index, delete, merge, verify, BM25Retriever
 import inward.retrieval.build as build_module
 import inward.retrieval.card as card_module
@@ -162,15 +163,23 @@ WORST_POINTS = (
     KILLER
     + DEADLY_POINTS
     + """
+def failing(work):
+    try:
+        work()
+    except InwardError:
+        pass
+
 os.system(f"cp -r {path} {path}.kept")
 seen = []
 for point in POINTS:
     os.system(f"rm -rf {path} && cp -r {path}.kept {path}")
     _, status = os.waitpid(child(lambda: (point(), jobs[work]())), 0)
     left = state()
+    os.waitpid(child(lambda: failing(lambda: add([{}], path, strict=True, progress=False))), 0)
+    still = state()
     os.waitpid(child(lambda: add([{"id": "later", "text": "zebra"}], path, progress=False)), 0)
     files = sorted(name.split("-")[0] for name in os.listdir(path))
-    seen.append([point.__name__, os.waitstatus_to_exitcode(status), left, state(), files])
+    seen.append([point.__name__, os.waitstatus_to_exitcode(status), left, still, state(), files])
 print(json.dumps([state_of_old, seen]))
 """.replace("seen = []", "state_of_old = state()\nseen = []")
 )
@@ -181,13 +190,14 @@ print(json.dumps([state_of_old, seen]))
 def test_killed_at_the_worst_points(old: Path, work: str, expected: int):
     before, seen = run(WORST_POINTS, old, work, 1, 1)
     assert len(seen) == 11
-    for point, code, left, later, files in seen:
+    for point, code, left, still, later, files in seen:
         unreached = point == "while_the_old_data_is_removed" and work in ("add", "delete")
         assert code == (0 if unreached else -signal.SIGKILL), point
         assert left[0], point  # verified
         assert left == before or left[2] == expected, point
         if point == "after_the_last_card_was_moved":
             assert left[2] == expected
+        assert still == left, point  # a writer that fails puts the dead one's work in order, and no more
         # the next writer finds its way and clears away what the dead one left
         assert later[0], point
         assert later[2] == left[2] + 1, point

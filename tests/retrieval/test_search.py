@@ -169,6 +169,12 @@ def test_equal_scores_are_reported_equal(build: Build, search: Callable[..., Any
     assert len({passage.score for passage in search(retriever, "delta alpha gamma beta", k=40)}) == 1
 
 
+def test_scores_that_differ_by_rounding_are_one_score():
+    """Single-precision sums of the same numbers in another order: id, not chance, decides."""
+    hits = [(2.0, "a"), (1.0, "b"), (1.0 - 6e-8, "c"), (1.0 - 12e-8, "d"), (0.99999, "e")]
+    assert module._levelled(hits) == [(2.0, "a"), (1.0, "b"), (1.0, "c"), (1.0, "d"), (0.99999, "e")]
+
+
 def test_scores_never_rise_with_rank(build: Build, search: Callable[..., Any]):
     rng = random.Random(1)
     retriever = build([" ".join(rng.choices(WORDS, k=20)) for _ in range(200)])
