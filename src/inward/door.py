@@ -18,8 +18,15 @@ T = TypeVar("T")
 
 DEMO = "demo"
 DEFAULT_STRATEGY = "gated(mean-nll)"
-DEMO_THRESHOLDS: dict[str, float] = {}
-"""Strategy -> threshold for the bundled model and prompt. A value to look at, not a calibration: docs/guides/first-question.md."""
+DEMO_THRESHOLDS: dict[str, float] = {
+    "gated(least-probability)": 0.86,
+    "gated(max-entropy)": 4.05,
+    "gated(max-nll)": 2.0,
+    "gated(mean-entropy)": 1.3,
+    "gated(mean-nll)": 0.47,
+    "gated(perplexity)": 1.6,
+}
+"""Strategy -> threshold for the bundled model and prompt, from `benchmarks/demo_threshold.py`: something to look at, no calibration."""
 
 
 @overload

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from math import inf, nan
 
 import pytest
 
+from inward.evals.run import answer
 from inward.signals import SIGNALS
 from inward.strategies import load_strategy
 from inward.testing import FixedRetriever, FunctionLM, ScriptedSignal
-from inward.trace import Gated
+from inward.trace import Outcome
 
 QUESTION = "What is the capital of France?"
 
@@ -115,13 +117,22 @@ def test_a_decision_can_be_replayed_at_another_threshold(lm: FunctionLM, index: 
 
 @pytest.mark.real
 @pytest.mark.parametrize("model", ["gemma", "smollm"])
-@pytest.mark.parametrize("signal", SIGNALS)
-def test_real_models_take_both_branches(model: str, signal: str, request: pytest.FixtureRequest, index: FixedRetriever, run: Callable):
+def test_real_models_take_both_branches(model: str, request: pytest.FixtureRequest, index: FixedRetriever):
     lm = request.getfixturevalue(model)
-    opened = run(load_strategy("gated", lm=lm, retriever=index, signal=signal, threshold=-inf))
-    value = opened.gates[0].value
-    assert opened.usage.search_calls == 1
-    assert "Paris" in opened.answer.text
-    closed = run(load_strategy("gated", lm=lm, retriever=index, signal=signal, threshold=value))
-    assert closed.gates == (Gated(number=closed.gates[0].number, name=signal, value=value, above=value, open=False),)
-    assert closed.usage.search_calls == 0
+
+    def outcomes(thresholds: dict[str, float]) -> dict[str, Outcome]:
+        async def together() -> list[Outcome]:
+            bound = [load_strategy("gated", lm=lm, retriever=index, signal=name, threshold=above) for name, above in thresholds.items()]
+            return await asyncio.gather(*(answer(strategy, QUESTION) for strategy in bound))
+
+        return dict(zip(thresholds, asyncio.run(together()), strict=True))
+
+    opened = outcomes(dict.fromkeys(SIGNALS, -inf))
+    values = {name: outcome.gates[0].value for name, outcome in opened.items()}
+    closed = outcomes({name: value + 1e-3 for name, value in values.items()})
+    assert len(set(values.values())) == len(SIGNALS)
+    for name in SIGNALS:
+        assert "Paris" in opened[name].answer.text
+        assert (opened[name].usage.generate_calls, opened[name].usage.search_calls) == (2, 1)
+        assert closed[name].gates[0].value == pytest.approx(values[name], rel=1e-4)
+        assert (closed[name].gates[0].open, closed[name].usage.search_calls) == (False, 0)
