@@ -9,6 +9,8 @@ could ask has asked.
 from __future__ import annotations
 
 import asyncio
+import atexit
+import logging
 import queue
 import threading
 import weakref
@@ -22,10 +24,29 @@ from inward.errors import OutOfMemory
 from inward.protocols import Backend, Finished, Request, RequestId
 from inward.types import Generation
 
+log = logging.getLogger(__name__)
+
 Req = TypeVar("Req")
 Res = TypeVar("Res")
 
 _SETTLE_TURNS = 2
+_REMEMBERED = 1 << 16
+"""Batches whose sizes are kept, for tests and benchmarks."""
+_LAST_STEP = 20.0
+"""Seconds that a process which ends waits for the step that is being taken."""
+
+
+def _told(error: BaseException) -> Exception:
+    """Return what a caller is told of a fault.
+
+    A future cannot carry StopIteration, and what is no Exception (SystemExit, the panic of a Rust library) would
+    end the caller's event loop, not its call.
+    """
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    told = RuntimeError(f"the backend raised {error!r}")
+    told.__cause__ = error
+    return told
 
 
 class _Gathering(Generic[Req]):
@@ -59,7 +80,12 @@ class Batcher(Generic[Req, Res]):
             weakref.WeakKeyDictionary()
         )
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="inward-batcher")
-        self.batch_sizes: list[int] = []
+        self._sizes: deque[int] = deque(maxlen=_REMEMBERED)
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        """How many requests each of the last batches held."""
+        return list(self._sizes)
 
     async def __call__(self, request: Req) -> Res:
         """Return what `run` gives for this request."""
@@ -86,32 +112,45 @@ class Batcher(Generic[Req, Res]):
         room = self._budget
         while waiting:
             request, done = waiting[0]
-            room -= self._cost(request)
+            if done.done():  # its caller has gone away
+                waiting.popleft()
+                continue
+            try:
+                room -= self._cost(request)
+            except Exception as error:
+                waiting.popleft()
+                done.set_exception(_told(error))
+                continue
             if batch and room < 0:
                 break
-            waiting.popleft()
-            if not done.done():  # its caller may have gone away
-                batch.append((request, done))
+            batch.append(waiting.popleft())
         return batch
 
     async def _run_batch(self, batch: list[tuple[Req, asyncio.Future[Res]]]) -> None:
         if not batch:
             return
-        self.batch_sizes.append(len(batch))
-        try:
-            results = await asyncio.get_running_loop().run_in_executor(self._worker, self._run, [request for request, _ in batch])
-        except Exception as error:
-            if len(batch) == 1:
-                if not batch[0][1].done():
-                    batch[0][1].set_exception(error)
-                return
-            middle = len(batch) // 2
-            await self._run_batch(batch[:middle])
-            await self._run_batch(batch[middle:])
-        else:
+        self._sizes.append(len(batch))
+        results = await asyncio.get_running_loop().run_in_executor(self._worker, self._attempt, [request for request, _ in batch])
+        if not isinstance(results, Exception):
             for (_, done), result in zip(batch, results, strict=True):
                 if not done.done():
                     done.set_result(result)
+        elif len(batch) == 1:
+            if not batch[0][1].done():
+                batch[0][1].set_exception(results)
+        else:
+            middle = len(batch) // 2
+            await self._run_batch(batch[:middle])
+            await self._run_batch(batch[middle:])
+
+    def _attempt(self, requests: Sequence[Req]) -> Sequence[Res] | Exception:
+        try:
+            results = self._run(requests)
+            if len(results) != len(requests):
+                raise ValueError(f"{len(requests)} requests were run together and {len(results)} results came back")
+        except BaseException as error:
+            return _told(error)
+        return results
 
 
 @dataclass(slots=True, eq=False)
@@ -130,15 +169,17 @@ class _Call:
         """Hand the outcome to the caller's event loop, which may be gone."""
         if self.loop.is_closed():
             return
+        if isinstance(outcome, BaseException):
+            outcome = _told(outcome)
         try:
             self.loop.call_soon_threadsafe(self._set, outcome)
         except RuntimeError:  # closed between the two lines
             return
 
-    def _set(self, outcome: Generation | BaseException) -> None:
+    def _set(self, outcome: Generation | Exception) -> None:
         if self.done.done():
             return
-        if isinstance(outcome, BaseException):
+        if isinstance(outcome, Exception):
             self.done.set_exception(outcome)
         else:
             self.done.set_result(outcome)
@@ -171,10 +212,15 @@ class Scheduler:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._unhandled = 0
+        self._stopping = False
+        self._rows: deque[int] = deque(maxlen=_REMEMBERED)
         self.halvings = 0
         """How often the budget was halved because memory ran out."""
-        self.rows: list[int] = []
-        """How many requests rode in each step."""
+
+    @property
+    def rows(self) -> list[int]:
+        """How many requests rode in each of the last steps."""
+        return list(self._rows)
 
     async def __call__(self, request: Request) -> Generation:
         """Run one request in the shared batch; a cancelled caller's rows leave it."""
@@ -203,28 +249,36 @@ class Scheduler:
             self._unhandled += 1
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="inward-scheduler", daemon=True)
+                atexit.register(self._stop)
                 self._thread.start()
 
+    def _stop(self) -> None:
+        """End the thread between two steps: inside one, the interpreter's end would abort the process."""
+        self._stopping = True
+        if (thread := self._thread) is not None:
+            thread.join(_LAST_STEP)
+
     def _work(self) -> None:
-        while True:
+        while not self._stopping:
             try:
                 self._receive()
                 self._admit()
                 if self._running:
                     self._step()
                     continue
-            except Exception as error:  # a backend that cannot even drop its rows: nobody may wait for ever
+            except BaseException as error:  # whatever went wrong, nobody may wait for ever
                 self._collapse(error)
             with self._lock:
                 if not self._unhandled and not self._waiting and not self._running:
                     self._thread = None
+                    atexit.unregister(self._stop)
                     return
 
-    def _collapse(self, error: Exception) -> None:
+    def _collapse(self, error: BaseException) -> None:
         calls = [*self._running.values(), *self._waiting]
-        self._running.clear()
         self._waiting.clear()
         for call in calls:
+            self._forget(call)
             call.resolve(error)
 
     def _receive(self) -> None:
@@ -240,10 +294,15 @@ class Scheduler:
                     self._waiting.remove(call)
 
     def _forget(self, call: _Call) -> None:
-        if call.id is not None:
-            self._running.pop(call.id, None)
-            id, call.id = call.id, None
+        """Take a call out of the batch; a backend that cannot drop it runs on with rows that nobody reads."""
+        if call.id is None:
+            return
+        self._running.pop(call.id, None)
+        id, call.id = call.id, None
+        try:
             self._backend.drop(id)
+        except BaseException as error:
+            log.warning("the backend could not drop request %d: %r", id, error)
 
     def _admit(self) -> None:
         """Let waiting requests in, oldest first, while the budget has room; one may always run."""
@@ -260,7 +319,7 @@ class Scheduler:
                 if self._running and call.cost > room:
                     return
                 call.id = self._backend.add(call.request)
-            except Exception as error:
+            except BaseException as error:
                 self._waiting.popleft()
                 call.resolve(error)
                 continue
@@ -269,13 +328,13 @@ class Scheduler:
             room -= call.cost
 
     def _step(self) -> None:
-        self.rows.append(len(self._running))
+        self._rows.append(len(self._running))
         try:
             progress = self._backend.step()
         except OutOfMemory as error:
             self._shrink(error)
             return
-        except Exception as error:
+        except BaseException as error:
             self._isolate(error)
             return
         for event in progress:
@@ -297,7 +356,7 @@ class Scheduler:
         self._budget = max(1, min(self._budget, sum(call.cost for call in calls)) // 2)
         self._waiting.extendleft(reversed(calls))
 
-    def _isolate(self, error: Exception) -> None:
+    def _isolate(self, error: BaseException) -> None:
         calls = list(self._running.values())
         for call in calls:
             self._forget(call)
