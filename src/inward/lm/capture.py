@@ -91,7 +91,8 @@ class Taps:
         """
         if self._places is None or self._blocks is None:
             raise Unsupported(
-                f"capture on architecture {self.model_type!r} is refused: where its sites are is not known. Known: {', '.join(sorted(FAMILIES))}"
+                f"capture on architecture {self.model_type!r} is refused: where its sites are is not known. "
+                f"Known: {', '.join(sorted(FAMILIES))}"
             )
         if self._parallel and capture.site == "resid_mid":
             raise Unsupported(
