@@ -14,6 +14,10 @@ from inward.protocols import Request, RequestId
 from inward.types import F32, Generation, Usage
 
 
+PASSES = 1 << 16
+"""Passes that an engine remembers, for tests and benchmarks."""
+
+
 @dataclass(slots=True, eq=False)
 class Live:
     """A row in the batch."""

@@ -6,6 +6,7 @@ No keys and values are kept at all, so there is nothing that could be mutated, c
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from itertools import count
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from inward.lm.calls import Call, Job
+from inward.lm.calls import PASSES, Call, Job
 from inward.lm.capture import States, Taps
 from inward.lm.encode import Encoder
 from inward.lm.kv import Segment
@@ -37,8 +38,8 @@ class ColdEngine:
         self._ids = count(1)
         self._calls: dict[RequestId, Call] = {}
         self._rows: dict[RequestId, list[Row]] = {}
-        self.passes: list[tuple[int, int]] = []
-        """Tokens fed and logit rows made in each pass."""
+        self.passes: deque[tuple[int, int]] = deque(maxlen=PASSES)
+        """Tokens fed and logit rows made in each of the last passes."""
 
     def add(self, request: Request, prompt_ids: tuple[int, ...], given: tuple[int, ...] = ()) -> RequestId:
         """Let a request join at the next step."""

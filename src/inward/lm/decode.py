@@ -14,13 +14,13 @@ from itertools import count
 from typing import Any
 
 import torch
-from inward.lm.encode import Encoder
 from torch import Tensor
 
 from inward.lm.attention import Decode, PackedCache, Plan, Prefill, planned
-from inward.lm.calls import Call, Job, Live
+from inward.lm.calls import PASSES, Call, Job, Live
 from inward.lm.capture import States, Taps
 from inward.lm.device import send
+from inward.lm.encode import Encoder
 from inward.lm.kv import Segment, Slabs
 from inward.lm.prefixes import Prefixes
 from inward.lm.reading import finish_reading, read_given
@@ -57,8 +57,8 @@ class Engine:
         self._new: list[Call] = []
         self._jobs: deque[Job] = deque()
         self._slabs = Slabs()
-        self.passes: list[tuple[int, int]] = []
-        """Tokens fed and logit rows made in each pass."""
+        self.passes: deque[tuple[int, int]] = deque(maxlen=PASSES)
+        """Tokens fed and logit rows made in each of the last passes."""
 
     # -- joining and leaving ---------------------------------------------------------------------------
 

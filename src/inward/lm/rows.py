@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from inward.lm.encode import Encoder, IncrementalDecoder
 
+from inward.lm.encode import Encoder, IncrementalDecoder
 from inward.types import F32, Completion, Finish, Sampling
 
 

@@ -68,8 +68,8 @@ class TransformersBackend:
 
     @property
     def passes(self) -> list[tuple[int, int]]:
-        """Tokens fed and logit rows made in each forward pass so far."""
-        return self._engine.passes
+        """Tokens fed and logit rows made in each of the last forward passes."""
+        return list(self._engine.passes)
 
     @property
     def dtype(self) -> torch.dtype:
