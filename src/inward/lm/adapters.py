@@ -48,6 +48,7 @@ def apply_adapter(model: Any, folder: Path, *, merge: bool) -> Adapted:
     from peft import PeftModel
 
     with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft calls what transformers is about to rename
         warnings.filterwarnings("error", message="Found missing adapter keys")
         try:
             wrapped = PeftModel.from_pretrained(model, str(folder), is_trainable=False)
