@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from inward.errors import BadCorpus, BadInput, UsageError
-from inward.retrieval import BM25Retriever, build_index
+from inward.retrieval import BM25Retriever, build_index, intake, verify
 from inward.retrieval.corpus import BadLine, Corpus, Document
 
 ODD = "Erdős – “q” 東京 🦙"
@@ -235,6 +235,16 @@ def test_duplicate_ids_equal_ones_are_counted_and_of_others_the_last_wins(tmp_pa
     with pytest.raises(BadCorpus, match="'b' stood in line 2"):
         build_index(rows, tmp_path / "index", size=0, strict=True)
     assert build_index(rows[:3], tmp_path / "index", size=0, strict=True).repeated == 1
+
+
+def test_duplicates_are_found_however_far_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Ids go to disk after a while; here after three."""
+    monkeypatch.setattr(intake, "_RECENT", 3)
+    rows = [{"id": str(n % 50), "text": f"word{n % 50 if n < 80 else n}"} for n in range(100)]
+    report = build_index(rows, tmp_path / "index", size=0)
+    assert (report.documents, report.repeated, report.replaced) == (50, 30, 20)
+    assert report.problems[0].startswith("list, line 81: '30' stood in line 31 with")
+    assert verify(tmp_path / "index").passed
 
 
 def test_a_replaced_document_leaves_no_passage_behind(tmp_path: Path):

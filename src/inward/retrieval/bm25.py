@@ -147,7 +147,9 @@ def open_snapshot(path: Path) -> Snapshot:
             if attempt + 1 < _RACES and read_card(path) != card:
                 continue  # a writer was faster
             raise
-        return Snapshot(card, index, index.searcher(), seen)
+        snapshot = Snapshot(card, index, index.searcher(), seen)
+        if state(path, card) == seen:  # else the card may be that of another commit
+            return snapshot
     raise IndexUnusable(f"the index at {str(path)!r} changes faster than it can be opened; try again")
 
 

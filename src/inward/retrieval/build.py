@@ -8,7 +8,7 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -124,8 +124,7 @@ def _build(corpus: Corpus, path: Path, spec: SplitSpec, *, strict: bool, progres
     data = path / f"{DATA_PREFIX}{uuid.uuid4().hex[:12]}"
     tally = Tally()
     try:
-        with disk_guard(path, data, bytes_needed(corpus)):
-            writer = create(data).writer(HEAP_BYTES, 1)  # one thread: the same corpus makes the same segments
+        with disk_guard(path, data, bytes_needed(corpus)), writer_of(create(data)) as writer:
             Intake(writer, spec, tally, strict=strict).feed(corpus, progress=progress)
             if not tally.passages:
                 first = f"; {tally.problems[0]}" if tally.problems else ""
@@ -164,6 +163,22 @@ def put_in_force(card: IndexCard, path: Path) -> None:
     write_card(card, path / CARD)
     (path / NEXT_CARD).unlink(missing_ok=True)
     sweep(path, keep=card.data)
+
+
+@contextmanager
+def writer_of(index: tantivy.Index) -> Iterator[tantivy.IndexWriter]:
+    """Open an index for writing, with one thread: the same corpus then makes the same segments.
+
+    If the work fails, the thread is stopped and the lock released before anyone clears away its files.
+    """
+    writer = index.writer(HEAP_BYTES, 1)
+    try:
+        yield writer
+    except BaseException:
+        for give_up in (writer.rollback, writer.wait_merging_threads):
+            with suppress(ValueError, RuntimeError):  # the writer may be what broke, or be used up
+                give_up()
+        raise
 
 
 def commit(writer: tantivy.IndexWriter) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 
 from inward.retrieval.analysis import terms
-from inward.retrieval.bm25 import Asked, allowed, open_snapshot, rank
+from inward.retrieval.bm25 import Asked, Snapshot, allowed, open_snapshot, rank
 from inward.retrieval.build import bytes_of
 from inward.retrieval.card import IndexCard, read_card
-from inward.retrieval.segments import CONTENT_MODULUS, Row, open_segments, parts, stored_content
+from inward.retrieval.segments import CONTENT_MODULUS, Row, parts, stored_content
 
 _SAMPLE, _SAMPLE_PER_PART = 64, 1
 _MANY = 100_000
@@ -80,13 +80,12 @@ def verify(path: str | Path) -> VerifyReport:
         IndexUnusable: there is no index, or it cannot even be opened.
     """
     path = Path(path)
-    card = read_card(path)
-    index = open_segments(path / card.data)
-    searcher = index.searcher()
+    now = open_snapshot(path)
+    card = now.card
     documents, passages, content = 0, 0, 0
     sample: list[Row] = []
     try:
-        for rows in parts(index, searcher):
+        for rows in parts(now.index, now.searcher):
             documents += len({row.metadata["doc"] for row in rows})
             passages += len(rows)
             content = (content + sum(map(stored_content, rows))) % CONTENT_MODULUS
@@ -99,7 +98,7 @@ def verify(path: str | Path) -> VerifyReport:
         _equal("documents", card.documents, documents),
         _equal("passages", card.passages, passages),
         _equal("content", card.content, f"{content:032x}"),
-        _find_themselves(path, sample),
+        _find_themselves(now, sample),
     )
     return VerifyReport(path=str(path), passed=all(check.passed for check in checks), checks=checks)
 
@@ -109,9 +108,8 @@ def _equal(name: str, said: object, found: object) -> Check:
     return Check(name=name, passed=said == found, detail=detail)
 
 
-def _find_themselves(path: Path, sample: list[Row]) -> Check:
+def _find_themselves(now: Snapshot, sample: list[Row]) -> Check:
     """Search for each passage's own text among the passages of its document: ranking another one higher is no fault."""
-    now = open_snapshot(path)
     missing = []
     for row in sample:
         found = rank(now, Asked(f"{row.title} {row.text}", _MANY, allowed({"doc": row.metadata["doc"]})))

@@ -37,7 +37,7 @@ Source: TypeAlias = "str | Path | Iterable[Mapping[str, Any]]"
 
 _FORMATS: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".tsv": "tsv", ".txt": "text", ".md": "text"}
 _KNOWN = frozenset({"id", "_id", "title", "text", "contents", "metadata"})
-_RESERVED = ("doc", "start", "end")
+_RESERVED = frozenset({"doc", "start", "end"})
 """Metadata keys that hold a passage's document and span."""
 _MAX_ID_BYTES = 1000
 _BOM = b"\xef\xbb\xbf"
@@ -146,8 +146,14 @@ class Corpus:
                     if number == 1 and raw.startswith(_BOM):
                         raw = raw[len(_BOM) :]
                     line = raw.strip(b"\r\n") if form == "tsv" else raw.strip()
-                    if line:
-                        yield from _guarded(read_line, line, number, name)
+                    if not line:
+                        continue
+                    try:
+                        row = read_line(line, number)
+                    except UnicodeDecodeError as error:
+                        raise _not_utf8(name, number, error) from error
+                    if row is not None:
+                        yield row
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise BadInput(f"{name} is a damaged or cut-off gzip file ({error}); fetch or pack it again") from error
         if file and self.bytes is not None:
@@ -175,6 +181,8 @@ def from_mapping(row: object, line: int) -> Document | BadLine:
         id = str(id)
     if not isinstance(id, str) or not id:
         return BadLine(line, 'no "id" or "_id" that is text or a whole number')
+    if not (id.isascii() and len(id) <= _MAX_ID_BYTES) and not _good_id(id):
+        return BadLine(line, f"the id {id[:50]!r} has a lone surrogate or more than {_MAX_ID_BYTES} bytes")
     title, text = row.get("title") or "", row.get("text")
     if text is None and isinstance(row.get("contents"), str):
         title, text = _from_contents(title, row["contents"])
@@ -185,17 +193,13 @@ def from_mapping(row: object, line: int) -> Document | BadLine:
         return BadLine(line, f'"metadata" of {id!r} must be an object, got {type(given).__name__}')
     metadata = {key: value for key, value in row.items() if key not in _KNOWN}
     metadata.update(given)
-    for key in _RESERVED:
-        if key in metadata:
-            metadata[f"source_{key}"] = metadata.pop(key)
-    return _checked(Document(line, id, title, text, metadata))
-
-
-def _checked(document: Document) -> Document | BadLine:
-    line, id, title, text, metadata = document
-    if _SURROGATE.search(id) or len(id.encode("utf-8", "replace")) > _MAX_ID_BYTES:
-        return BadLine(line, f"the id {id[:50]!r} has a lone surrogate or more than {_MAX_ID_BYTES} bytes")
+    for key in _RESERVED.intersection(metadata):
+        metadata[f"source_{key}"] = metadata.pop(key)
     return Document(line, id, _whole(title), _whole(text), metadata)
+
+
+def _good_id(id: str) -> bool:
+    return not _SURROGATE.search(id) and len(id.encode()) <= _MAX_ID_BYTES
 
 
 def _whole(text: str) -> str:
@@ -250,17 +254,6 @@ class _TsvReader:
         if not 2 <= len(fields) <= len(self._columns):
             return BadLine(number, f"{len(self._columns)} columns expected ({', '.join(self._columns)}), got {len(fields)}")
         return from_mapping(dict(zip(self._columns, fields, strict=False)), number)
-
-
-def _guarded(
-    read_line: Callable[[bytes, int], Document | BadLine | None], line: bytes, number: int, name: str
-) -> Iterator[Document | BadLine]:
-    try:
-        row = read_line(line, number)
-    except UnicodeDecodeError as error:
-        raise _not_utf8(name, number, error) from error
-    if row is not None:
-        yield row
 
 
 def _not_utf8(name: str, line: int, error: UnicodeDecodeError) -> BadInput:

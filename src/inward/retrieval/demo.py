@@ -17,10 +17,9 @@ _WAIT_SECONDS = 120.0
 
 def cache_folder() -> Path:
     """Return `$INWARD_CACHE`, or `inward` in `$XDG_CACHE_HOME` or `~/.cache`; it need not exist."""
-    named = os.environ.get("INWARD_CACHE")
-    if named:
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "inward"
+    if named := os.environ.get("INWARD_CACHE"):
+        return Path(named).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "inward"
 
 
 def demo_index() -> Path:

@@ -15,7 +15,7 @@ import tantivy
 from tqdm import tqdm
 
 from inward.errors import IndexUnusable
-from inward.retrieval.build import HEAP_BYTES, bytes_needed, bytes_of, commit, disk_guard, new_card, put_in_force, require_space
+from inward.retrieval.build import HEAP_BYTES, bytes_needed, bytes_of, commit, disk_guard, new_card, put_in_force, require_space, writer_of
 from inward.retrieval.card import CARD, DATA_PREFIX, NEXT_CARD, IndexCard, committed, read_card, settle, write_card, writing
 from inward.retrieval.corpus import Corpus, Format, Source
 from inward.retrieval.intake import Intake, Tally
@@ -119,8 +119,7 @@ def _rewrite(edit: _Edit, path: Path, *, progress: bool) -> IndexCard:
     old, data = edit.card, path / f"{DATA_PREFIX}{uuid.uuid4().hex[:12]}"
     tally = Tally(documents=old.documents)
     try:
-        with disk_guard(path, data, bytes_of(path / old.data)):
-            writer = create(data).writer(HEAP_BYTES, 1)
+        with disk_guard(path, data, bytes_of(path / old.data)), writer_of(create(data)) as writer:
             rows = chain.from_iterable(parts(edit.index, edit.index.searcher()))
             for row in tqdm(rows, total=old.passages, delay=1, desc="merging", unit="passage", disable=None if progress else True):
                 made = entry(row.metadata["doc"], row)
@@ -159,15 +158,12 @@ class _Edit:
     def transaction(self, needed: int | None = None) -> Iterator[None]:
         """Commit what `writer` was given if all goes well; else leave the index as it was, and no file behind."""
         data = self.path / self.card.data
-        self.writer = self.index.writer(HEAP_BYTES, 1)
         try:
-            with disk_guard(self.path, data, needed):
+            with disk_guard(self.path, data, needed), writer_of(self.index) as self.writer:
                 yield
                 self._commit(data)
         except BaseException:
-            with suppress(ValueError, RuntimeError):  # the writer may be what broke, or be used up
-                self.writer.wait_merging_threads()
-            with suppress(ValueError, RuntimeError):
+            with suppress(ValueError):
                 self.index.writer(HEAP_BYTES, 1).garbage_collect_files()
             raise
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import NamedTuple
 
 import tantivy
@@ -19,6 +18,10 @@ from inward.retrieval.split import SplitSpec, split
 _NAMED = 100
 """So many problems are named; all are counted."""
 _SEEN_CACHE_KIB = 32_768
+_MAP_BITS = 27
+_MAP_MASK = (1 << _MAP_BITS) - 1
+_RECENT = 4096
+"""Ids kept in memory before they go to disk together."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,13 +66,19 @@ class Tally:
 
 
 class _Seen:
-    """Ids met so far in this corpus, on disk: memory does not grow with their number."""
+    """Ids met so far in this corpus. They go to disk: memory does not grow with their number.
+
+    A bit map tells new ids, which nearly all are, without a look at the disk. Two ids of one 64-bit hash would
+    be taken for one: a chance of one in thirty million for a million documents.
+    """
 
     class Before(NamedTuple):
         stored: Stored
         line: int
 
     def __init__(self) -> None:
+        self._map = bytearray(1 << (_MAP_BITS - 3))
+        self._recent: dict[int, _Seen.Before] = {}
         self._db = sqlite3.connect("", isolation_level=None)  # "": a temporary file that SQLite removes
         self._db.execute(f"PRAGMA cache_size=-{_SEEN_CACHE_KIB}")
         self._db.execute("PRAGMA journal_mode=OFF")
@@ -78,13 +87,23 @@ class _Seen:
 
     def meet(self, id: str, stored: Stored, line: int) -> Before | None:
         """Remember the document; return what was remembered under its id."""
-        key = int.from_bytes(blake2b(id.encode(), digest_size=8).digest(), "little", signed=True)
-        values = (stored.content.to_bytes(16, "little"), stored.passages, line)
-        if self._db.execute("INSERT INTO seen VALUES (?,?,?,?) ON CONFLICT DO NOTHING", (key, *values)).rowcount:
-            return None
-        content, passages, before = self._db.execute("SELECT content, passages, line FROM seen WHERE id=?", (key,)).fetchone()
-        self._db.execute("UPDATE seen SET content=?, passages=?, line=? WHERE id=?", (*values, key))
-        return self.Before(Stored(passages, int.from_bytes(content, "little")), before)
+        key = hash(id)  # differs from run to run, and is used in this one alone
+        byte, bit = (key & _MAP_MASK) >> 3, 1 << (key & 7)
+        before = None
+        if self._map[byte] & bit:
+            before = self._recent.get(key) or self._on_disk(key)
+        else:
+            self._map[byte] |= bit
+        self._recent[key] = self.Before(stored, line)
+        if len(self._recent) >= _RECENT:
+            rows = [(k, b.stored.content.to_bytes(16, "little"), b.stored.passages, b.line) for k, b in self._recent.items()]
+            self._db.executemany("INSERT OR REPLACE INTO seen VALUES (?,?,?,?)", rows)
+            self._recent.clear()
+        return before
+
+    def _on_disk(self, key: int) -> Before | None:
+        found = self._db.execute("SELECT content, passages, line FROM seen WHERE id=?", (key,)).fetchone()
+        return self.Before(Stored(found[1], int.from_bytes(found[0], "little")), found[2]) if found else None
 
     def close(self) -> None:
         self._db.close()

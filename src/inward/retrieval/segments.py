@@ -20,6 +20,7 @@ PARTS = 1024
 """Documents fall into this many parts by hash, so that all passages can be read with little memory."""
 CONTENT_MODULUS = 1 << 128
 _MAX_FACET_BYTES = 200
+_SPAN = frozenset({"doc", "start", "end"})
 
 
 class Row(msgspec.Struct, array_like=True):
@@ -99,7 +100,7 @@ def entry(doc: str, row: Row) -> Entry:
         document.add_text(CHARS, chars)
     document.add_text(DOC, doc)
     for key, value in row.metadata.items():
-        if key not in ("doc", "start", "end"):
+        if key not in _SPAN:
             for one in value if isinstance(value, list | tuple) else (value,):
                 if one is None or isinstance(one, str | int | float):
                     document.add_text(FACET, facet(key, one))
