@@ -371,9 +371,12 @@ def test_64_four_shot_prompts_encode_in_well_under_a_second(gemma, smollm):
     template = PromptTemplate.load()
     passages = [Passage(id=str(i), title=f"Title {i}", text="The tower was built in 1889 of iron. " * 12) for i in range(5)]
     for tokenizer in (gemma, smollm):
-        encoder = Encoder(tokenizer)
         prompts = [template.build(f"Which of the towers is number {i}?", passages) for i in range(64)]
-        start = time.perf_counter()
-        for prompt in prompts:
-            encoder.encode(prompt)
-        assert time.perf_counter() - start < 1.0
+        seconds = []
+        for _ in range(3):
+            encoder = Encoder(tokenizer)  # remembers nothing yet
+            start = time.perf_counter()
+            for prompt in prompts:
+                encoder.encode(prompt)
+            seconds.append(time.perf_counter() - start)
+        assert min(seconds) < 1.0

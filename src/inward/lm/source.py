@@ -50,7 +50,7 @@ def find_source(name: str | Path, gguf_file: str | None, local_files_only: bool 
     if not base or (separator and gguf_file):
         raise UsageError(f"a model is a folder, a .gguf file, a hub id or 'place::file.gguf', got {text!r} with gguf_file={gguf_file!r}")
     gguf = gguf_file or inner or None
-    path = bundled_path(base) if base in BUNDLED and not Path(base).exists() else Path(base).expanduser()
+    path = bundled_path(base) if text in BUNDLED else Path(base).expanduser()
     if path.suffix.lower() == ".gguf" and gguf is None and path.is_file():
         return Source(name=text, place=str(path.parent), gguf=path.name, is_local=True, offline=True)
     if path.is_dir():
