@@ -214,7 +214,9 @@ async def check_reading(lm: BatchedLM, case: Case, generation: Generation) -> No
         if not completion.token_ids:
             continue
         read = await lm.score(case.prompt, completion.token_ids, sampling=asked, capture=case.capture)
-        assert (read.token_ids, read.text) == (completion.token_ids, completion.text)
+        assert read.token_ids == completion.token_ids
+        # a stop string may have cut the last kept token in two; reading gives all of it
+        assert read.text.startswith(completion.text) if completion.finish == "stop" else read.text == completion.text
         assert _scores(completion, read) < SCORE_TOLERANCE
         same_end = case.capture is None or case.capture.pool != "eos" or completion.finish != "eos"
         if same_end and case.capture is not None and case.capture.over == "generated":

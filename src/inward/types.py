@@ -154,7 +154,7 @@ class Usage:
     """Completions generated, all samples counted."""
     search_calls: int = 0
     prompt_tokens: int = 0
-    """Once per prefill however many completions share it; no padding."""
+    """Once per prefill however many completions share it, given text included; no padding."""
     cached_tokens: int = 0
     """The part of `prompt_tokens` whose keys and values were already there."""
     completion_tokens: int = 0

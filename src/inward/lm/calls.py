@@ -13,7 +13,6 @@ from inward.lm.rows import Row
 from inward.protocols import Request, RequestId
 from inward.types import F32, Generation, Usage
 
-
 PASSES = 1 << 16
 """Passes that an engine remembers, for tests and benchmarks."""
 

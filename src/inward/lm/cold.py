@@ -48,7 +48,10 @@ class ColdEngine:
         key = draw_key(0, repr(prompt_ids)) if request.draw_key is None else request.draw_key
         samples = 0 if call.reads else call.n
         call.usage = Usage(
-            generate_calls=int(not call.reads), forward_calls=int(call.reads), sequences=samples, prompt_tokens=len(prompt_ids)
+            generate_calls=int(not call.reads),
+            forward_calls=int(call.reads),
+            sequences=samples,
+            prompt_tokens=len(prompt_ids) + len(call.given),
         )
         self._calls[call.id] = call
         self._rows[call.id] = [Row.start(self._encoder, prompt_ids, request.sampling, sample, key) for sample in range(samples)]

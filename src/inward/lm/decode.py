@@ -82,11 +82,12 @@ class Engine:
         call.live.clear()
         if call in self._new:
             self._new.remove(call)
-        for job in list(self._jobs):
-            if call in job.calls:
-                job.calls.remove(call)
-                if not job.calls:
-                    self._jobs.remove(job)
+        mine = [job for job in self._jobs if call in job.calls]
+        for job in mine:
+            job.calls.remove(call)
+        if mine:  # a prefix that nobody waits for any more goes too: it may be what made a step fail
+            awaited = {s for job in self._jobs if job.calls for s in job.segment.chain}
+            self._jobs = deque(job for job in self._jobs if job.segment in awaited)
 
     def forget(self) -> None:
         """Free what outlives requests: shared prefixes, and prefixes waiting to be fed."""
@@ -104,10 +105,10 @@ class Engine:
         parents = self._prefixes.assign([call.prompt_ids for call in calls]) if self._prefixes else [None] * len(calls)
         jobs: dict[tuple[int, ...], Job] = {}
         for call, ids, parent in zip(calls, fed, parents, strict=True):
-            paid = parent is None or self._queue(parent)
             shared = parent.end if parent else 0
+            cached = shared - (self._queue(parent) if parent else 0)
             first = jobs.get(ids) if not call.reads else None
-            self._account(call, first, 0 if paid else shared)
+            self._account(call, first, cached)
             if first:
                 first.calls.append(call)
                 continue
@@ -118,15 +119,15 @@ class Engine:
                 jobs[ids] = job
             self._jobs.append(job)
 
-    def _queue(self, segment: Segment) -> bool:
-        """See to it that a prefix and its ancestors are fed; return whether this call made them be."""
+    def _queue(self, segment: Segment) -> int:
+        """See to it that a prefix and its ancestors are fed; return how many tokens are fed because of this call."""
         waiting = {id(job.segment) for job in self._jobs}
         missing = [s for s in segment.chain if not s.ready and id(s) not in waiting]
         self._jobs.extend(Job(s) for s in missing)
-        return bool(missing)
+        return sum(len(s.ids) - s.filled for s in missing)
 
     def _account(self, call: Call, first: Job | None, cached: int) -> None:
-        n = len(call.prompt_ids)
+        n = len(call.prompt_ids) + len(call.given)
         reads, samples = int(call.reads), 0 if call.reads else call.n
         same_question = first is not None and call.request.group is not None and first.calls[0].request.group == call.request.group
         call.usage = Usage(
@@ -161,6 +162,8 @@ class Engine:
                 seat.owner.seat = self._slabs.widen(seat)
         parts, tokens, positions, owners = self._plan()
         if not tokens:
+            if self._calls:
+                raise RuntimeError(f"{len(self._calls)} requests wait for tokens that nobody feeds")
             return []
         plan = Plan(parts, send(positions, self._device))
         wanted = [(row, taker) for part, owner in zip(parts, owners, strict=True) for row, taker in self._logit_rows(part, owner)]

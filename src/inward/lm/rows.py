@@ -109,7 +109,7 @@ class Row:
 
     def completion(self, states: F32 | None, attention: F32 | None = None) -> Completion:
         """Return the finished completion."""
-        kept = self.text.kept
+        kept, watched = self.text.kept, len(self.sampling.watch)
         text, spans = self.text.result()
 
         def column(name: str) -> F32 | None:
@@ -124,7 +124,7 @@ class Row:
             logprobs=column("logprobs"),
             entropies=column("entropies"),
             energies=column("energies"),
-            watched_logprobs=np.array(self.watched[:kept], np.float32).reshape(kept, -1) if self.sampling.watch else None,
+            watched_logprobs=np.array(self.watched[:kept], np.float32).reshape(kept, watched) if watched else None,
             states=states,
             attention=attention,
         )
