@@ -157,7 +157,8 @@ def _choose_ids(logits: Tensor, choices: Sequence[Choice]) -> Tensor:
         logits = logits.clone()
         for i in biased:
             ids, values = zip(*choices[i].sampling.logit_bias, strict=True)
-            logits[i, torch.tensor(ids, device=logits.device)] += torch.tensor(values, device=logits.device, dtype=logits.dtype)
+            nats = torch.tensor(values, device=logits.device, dtype=logits.dtype)
+            logits[i].index_add_(0, torch.tensor(ids, device=logits.device), nats)  # a token named twice gets both
     if len(groups) == 1:
         (setting,) = groups
         return _draw(logits, setting, [choice.key for choice in choices])
