@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 import toy_tokenizers as toys
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from inward.lm import detokenise
@@ -47,6 +47,8 @@ def generated(encoder: Encoder, text: str) -> tuple[int, ...]:
 @settings(max_examples=150, deadline=None)
 @given(text=TEXTS)
 def test_spans_rebuild_the_text_exactly(kind: str, text: str):
+    # an added token inside a text: these two tokenizers put a space of their own after it, here as in transformers
+    assume(kind not in ("always", "prepend") or not any(token in text for token in toys.PLAIN_ADDED))
     encoder = ENCODERS[kind]
     decoder = pushed(encoder, generated(encoder, text), encoder.encode(PROMPT))
     if kind != "slow" or not text.endswith("\ufffd"):  # a decoder of unknown kind cannot tell U+FFFD from half a character

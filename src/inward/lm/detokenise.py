@@ -92,12 +92,16 @@ class _WindowReader:
             return ""
         self._window.append(token_id)
         before, after = self._decode(self._window[: self._known]), self._decode(self._window)
-        pending = len(self._window) - self._known
-        if len(after) <= len(before) or (after.endswith(_REPLACEMENT) and pending <= _PENDING):
+        known = len(self._window)
+        if after.endswith(_REPLACEMENT):
+            if known - self._known <= _PENDING:
+                return ""
+            known -= 3  # half a character has at most three bytes: what stands before it is U+FFFD in the text, or no text at all
+            after = self._decode(self._window[:known])
+        if len(after) <= len(before):
             return ""
         # the next window begins with what was just handed out: a decoder that strips or joins looks back that far
-        self._window = self._window[self._known :]
-        self._known = len(self._window)
+        self._window, self._known = self._window[self._known :], known - self._known
         return after[len(before) :]
 
 
