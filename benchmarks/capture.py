@@ -16,11 +16,10 @@ from report import interleave, interval, save, table
 from inward.lm import BatchedLM, load_lm
 from inward.types import Capture, Sampling
 
-ROWS, NEW = 32, 48
+ROWS, NEW = 32, 32
 CAPTURES = {
     "six layers, mean": Capture(layers=(6, 8, 10, 12, 14, 16), pool="mean"),
     "one layer, every token": Capture(layers=(8,), pool="none"),
-    "six layers, mean, with a stop string": Capture(layers=(6, 8, 10, 12, 14, 16), pool="mean"),
 }
 
 
@@ -36,7 +35,7 @@ def main() -> None:
     generate(lm, prompts, None, ())
     rows = []
     for name, capture in CAPTURES.items():
-        stop = ("\nNever written",) if "stop" in name else ()
+        stop = ("\nQuestion:",)  # states wait until no stop string can cut their token off
         times = interleave(
             {"off": lambda s=stop: generate(lm, prompts, None, s), "on": lambda c=capture, s=stop: generate(lm, prompts, c, s)}, args.pairs
         )

@@ -1,6 +1,6 @@
 """The decode loop against transformers' `generate`, both emitting the same tokens.
 
-    python benchmarks/decode.py [--dtype float32] [--repeats 5] [--threads 2]
+    python benchmarks/decode.py [--dtype float32] [--repeats 5] [--threads 2] [--prompts 64] [--new 80]
 
 64 prompts share a four-shot prefix of about 480 tokens; 80 new tokens each, greedy, end tokens ignored on both
 sides so that the work is the same. `generate` runs at batch 32, left-padded, with its cache and sdpa.
@@ -30,29 +30,31 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--new", type=int, default=NEW)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
 
     lm = load_lm("demo", dtype=args.dtype)
     backend = lm.backend
     end = backend.encoder.eos_ids
-    prompts = workload.prompts(backend.encoder.encode)
+    prompts = workload.prompts(backend.encoder.encode)[: args.prompts]
     ids = [list(backend.encoder.encode(p)) for p in prompts]
     theirs = Generate(args.dtype, end)
     tokens: dict[str, list[list[int]]] = {}
 
     def ours(name: str, scores: tuple[str, ...] = ()) -> None:
-        tokens[name] = run(lm, prompts, end, scores)
+        tokens[name] = run(lm, prompts, end, scores, args.new)
 
     contenders = {
-        "generate": lambda: tokens.__setitem__("generate", theirs(ids)),
+        "generate": lambda: tokens.__setitem__("generate", theirs(ids, args.new)),
         "inward": lambda: ours("inward"),
         "inward + scores": lambda: ours("inward + scores", ("logprobs", "entropies", "energies")),
     }
-    for work in (lambda: theirs(ids[:BATCH], new=8), lambda: run(lm, prompts, end, (), new=8)):  # warm up
+    for work in (lambda: theirs(ids[:BATCH], 8), lambda: run(lm, prompts, end, (), 8)):  # warm up
         work()
     times = interleave(contenders, args.repeats)
-    total = len(prompts) * NEW
+    total = len(prompts) * args.new
     rows = []
     for name, values in times.items():
         ratios = [g / v for g, v in zip(times["generate"], values, strict=True)]
@@ -61,8 +63,8 @@ def main() -> None:
     header = ["", "tokens/s: median (range)", "× generate: median (range)", "equal tokens", "equal answers"]
     text = f"""# Decode loop against `generate`, {args.dtype}
 
-`python benchmarks/decode.py --dtype {args.dtype} --repeats {args.repeats} --threads {args.threads}` on {workload.machine()}.
-google/gemma-3-270m; {len(prompts)} prompts of {min(map(len, ids))}–{max(map(len, ids))} tokens sharing a prefix of {common(ids)}, {NEW} new tokens each, greedy; `generate` at batch {BATCH} (cache, sdpa, left padding), ours with all {len(prompts)} at once and a cold prefix store in every repeat. {args.repeats} interleaved repeats.
+`python benchmarks/decode.py --dtype {args.dtype} --repeats {args.repeats} --threads {args.threads} --prompts {args.prompts} --new {args.new}` on {workload.machine()}.
+google/gemma-3-270m; {len(prompts)} prompts of {min(map(len, ids))}–{max(map(len, ids))} tokens sharing a prefix of {common(ids)}, {args.new} new tokens each, greedy; `generate` at batch {BATCH} (cache, sdpa, left padding), ours with all {len(prompts)} at once and a cold prefix store in every repeat. {args.repeats} interleaved repeats.
 
 {table(header, rows)}
 
@@ -81,7 +83,7 @@ def common(ids: list[list[int]]) -> int:
     return next(i for i, column in enumerate(zip(*ids, strict=False)) if len(set(column)) > 1)
 
 
-def run(lm: BatchedLM, prompts: list[str], end: tuple[int, ...], scores: tuple[str, ...], new: int = NEW) -> list[list[int]]:
+def run(lm: BatchedLM, prompts: list[str], end: tuple[int, ...], scores: tuple[str, ...], new: int) -> list[list[int]]:
     """Generate all at once, end tokens banned, nothing cached from the repeat before."""
     lm.backend._engine.forget()
     sampling = Sampling(max_tokens=new, token_scores=scores, logit_bias=tuple((i, -1e9) for i in end))
@@ -104,7 +106,7 @@ class Generate:
             bundled_path("demo"), dtype=getattr(torch, dtype), attn_implementation="sdpa"
         ).eval()
 
-    def __call__(self, ids: list[list[int]], new: int = NEW) -> list[list[int]]:
+    def __call__(self, ids: list[list[int]], new: int) -> list[list[int]]:
         out: list[list[int]] = []
         for i in range(0, len(ids), BATCH):
             batch = ids[i : i + BATCH]
