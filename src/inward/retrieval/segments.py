@@ -58,7 +58,7 @@ def create(folder: Path) -> tantivy.Index:
     builder.add_text_field(FACET, tokenizer_name="raw", index_option="basic")
     builder.add_unsigned_field(PART, indexed=True)
     builder.add_bytes_field(ROW, stored=True)
-    return _register(tantivy.Index(builder.build(), path=str(folder)))
+    return _configure(tantivy.Index(builder.build(), path=str(folder)))
 
 
 def open_segments(folder: Path) -> tantivy.Index:
@@ -68,14 +68,13 @@ def open_segments(folder: Path) -> tantivy.Index:
         IndexUnusable: a file is missing or damaged.
     """
     try:
-        index = tantivy.Index.open(str(folder))
-        index.config_reader("manual", 0)
-        return _register(index)
+        return _configure(tantivy.Index.open(str(folder)))
     except (ValueError, OSError) as error:
         raise IndexUnusable(f"the index data in {folder.name!r} cannot be opened ({error}); build the index again") from error
 
 
-def _register(index: tantivy.Index) -> tantivy.Index:
+def _configure(index: tantivy.Index) -> tantivy.Index:
+    index.config_reader("manual", 0)  # no thread that watches the files: the retriever looks before it searches
     index.register_tokenizer("inward_words", word_analyser())
     index.register_tokenizer("inward_chars", char_analyser())
     return index
