@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -155,7 +154,7 @@ def mixed(count: int = 40, vocabulary: int = 3000) -> tuple[Tensor, list[Choice]
     return logits, [Choice(sampling=kinds[i % len(kinds)], key=step_key(i, i % 3, i)) for i in range(count)]
 
 
-def check_rows_alone(select: Callable[[Tensor, list[Choice]], object] = choose) -> None:
+def check_rows_alone() -> None:
     """A row's choice and scores are the same alone, and wherever it stands in a batch."""
     logits, choices = mixed()
     batch = choose(logits, choices)
@@ -234,8 +233,8 @@ def check_never_sorts(monkeypatch) -> None:
         monkeypatch.setattr(Tensor, name, lambda *_, **__: pytest.fail("a sort"))
         monkeypatch.setattr(torch, name, lambda *_, **__: pytest.fail("a sort"))
     logits = torch.randn(2, vocabulary) * 3
-    for settings in ({"top_k": 50}, {"top_k": 50, "top_p": 0.9}, {}):
-        choose(logits, [Choice(sampling=Sampling(temperature=1.0, **settings), key=k) for k in (1, 2)])
+    for candidates in ({"top_k": 50}, {"top_k": 50, "top_p": 0.9}, {}):
+        choose(logits, [Choice(sampling=Sampling(temperature=1.0, **candidates), key=k) for k in (1, 2)])
     assert max(width for width, _ in wanted) < vocabulary // 4
     wanted.clear()
     choose(logits, [Choice(sampling=Sampling(temperature=1.0, top_p=0.5), key=k) for k in (1, 2)])

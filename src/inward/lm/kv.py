@@ -98,6 +98,8 @@ class Slab:
     keys: dict[int, Tensor] = field(default_factory=dict)
     values: dict[int, Tensor] = field(default_factory=dict)
     capacity: int = 0
+    used: int = 0
+    """Slots from here on were never written and hold zeros."""
 
     @property
     def start(self) -> int:
@@ -105,10 +107,16 @@ class Slab:
         return self.chain[-1].end if self.chain else 0
 
     def sit(self) -> Seat:
-        """Give a new row the next slot."""
-        if len(self.seats) == self.capacity:
+        """Give a new row the next slot, cleared: columns ahead of a row are masked, but a stray nan survives a mask."""
+        slot = len(self.seats)
+        if slot == self.capacity:
             self._resize(max(4, 2 * self.capacity))
-        seat = Seat(self, len(self.seats), 0)
+        if slot < self.used:
+            for store in (self.keys, self.values):
+                for tensor in store.values():
+                    tensor[slot] = 0
+        self.used = max(self.used, slot + 1)
+        seat = Seat(self, slot, 0)
         self.seats.append(seat)
         return seat
 
@@ -118,7 +126,7 @@ class Slab:
         if last is not seat:
             for store in (self.keys, self.values):
                 for tensor in store.values():
-                    tensor[seat.slot, :, : last.length] = tensor[last.slot, :, : last.length]
+                    tensor[seat.slot] = tensor[last.slot]
             last.slot = seat.slot
             self.seats[last.slot] = last
         if len(self.seats) * 4 <= self.capacity and self.capacity > 4:
@@ -128,6 +136,7 @@ class Slab:
         """Write one token a row, `[R, H_kv, D]`, at `columns [R]`."""
         if layer not in self.keys:
             self._allocate(layer, keys, values)
+        slots, columns = slots.to(keys.device), columns.to(keys.device)  # layers may lie on several devices
         self.keys[layer][slots, :, columns] = keys
         self.values[layer][slots, :, columns] = values
 
@@ -145,7 +154,6 @@ class Slab:
         return {n: t[seat.slot] for n, t in self.keys.items()}, {n: t[seat.slot] for n, t in self.values.items()}
 
     def _allocate(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        # zeros: columns that were never written are masked, but a stray nan would survive the mask
         self.keys[layer] = keys.new_zeros(self.capacity, keys.shape[1], self.columns, keys.shape[2])
         self.values[layer] = values.new_zeros(self.capacity, values.shape[1], self.columns, values.shape[2])
 
@@ -155,7 +163,7 @@ class Slab:
             for layer, old in store.items():
                 store[layer] = old.new_zeros(capacity, *old.shape[1:])
                 store[layer][:rows] = old[:rows]
-        self.capacity = capacity
+        self.capacity, self.used = capacity, rows
 
 
 class Slabs:
