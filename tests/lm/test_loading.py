@@ -443,10 +443,10 @@ print("no attempt")
 
 @pytest.mark.parametrize("offline", ["1", "0"])
 def test_W3_local_models_make_no_connection(folder: Path, gguf: Path, adapter: Path, offline: str):
-    environment = {**os.environ, "HF_HUB_OFFLINE": offline}
+    environment = {**os.environ, "HF_HUB_OFFLINE": offline, "OMP_NUM_THREADS": "1"}
     names = [str(folder), str(gguf), f"{folder}+{adapter}"]
     command = [sys.executable, "-c", NO_NETWORK, *names]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, check=False)
     assert done.stdout.strip() == "no attempt", done.stderr[-2000:]
 
 
@@ -483,6 +483,6 @@ def test_models_in_the_hubs_cache_open_offline_by_id_and_revision(folder: Path, 
     (now / "tiny.gguf").write_bytes(gguf.read_bytes())
     edit_json(old / "config.json", rms_norm_eps=0.5)
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path / "hub")}
-    done = subprocess.run([sys.executable, "-c", CACHED], capture_output=True, text=True, env=environment, timeout=240, check=False)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path / "hub")}
+    done = subprocess.run([sys.executable, "-c", CACHED], capture_output=True, text=True, env=environment, timeout=600, check=False)
     assert done.stdout.split() == ["1e-06", "0.5", "LlamaForCausalLM", "ModelError", "True", "True"], done.stderr[-2000:]
