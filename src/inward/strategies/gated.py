@@ -22,7 +22,7 @@ async def gated(
     threshold: float,  # no default: it belongs to one signal, model and prompt
     signal: Signal = mean_nll,  # the least costly: one pass over the logits that were made anyway
     k: Annotated[int, Meta(ge=1)] = 5,  # Probing-RAG section 3.2, so that all strategies read the same passages
-    max_retrievals: Annotated[int, Meta(ge=0)] = 1,  # the uncertainty gates compared in arXiv:2501.12835 retrieve once
+    max_retrievals: Annotated[int, Meta(ge=0)] = 1,  # ours: a plain gate looks up once
     prompt: PromptTemplate | None = None,
 ) -> Answer:
     """Draft an answer, and search once if a signal says that the model was unsure of it.
