@@ -61,10 +61,11 @@ print(max(peak, anonymous()))
 """
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path):
-    """25,000 passages more are 15 MB of text: kept in a list, or their ids in a set, they would show."""
+    """40,000 passages more are 28 MB of text; kept anywhere, they would show. tantivy's merges take a little more (measured: 8 MB)."""
     small, large = (
         int(subprocess.run([sys.executable, "-c", MEMORY, str(count), str(tmp_path / str(count))], capture_output=True, check=True).stdout)
-        for count in (10_000, 35_000)
+        for count in (20_000, 60_000)
     )
-    assert large - small < 8_000  # kB
+    assert large - small < 16_000  # kB
