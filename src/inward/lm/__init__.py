@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from inward.batching import Scheduler
-from inward.errors import UsageError
+from inward.errors import UnknownName, UsageError
 from inward.protocols import Backend, Feature, Request
 from inward.trace import Generated, Scored, current
 from inward.types import Capture, Completion, Generation, Prompt, Sampling, as_prompt
@@ -15,6 +16,7 @@ from inward.types import Capture, Completion, Generation, Prompt, Sampling, as_p
 __all__ = ["BatchedLM", "load_lm"]
 
 _GREEDY = Sampling()
+_BACKEND_OPTIONS = ("prefix_reuse", "budget")
 
 
 class BatchedLM:
@@ -91,7 +93,8 @@ def load_lm(name: str | Path | BatchedLM = "demo", **options: Any) -> BatchedLM:
     """Open a language model.
 
     Args:
-        name: `"demo"` (the bundled google/gemma-3-270m), a hub id, a folder, or a GGUF file.
+        name: `"demo"` (the bundled google/gemma-3-270m), `"smollm2"` (SmolLM2-135M-Instruct, if its package is
+            there), a hub id, a folder, or a GGUF file.
         **options: `prefix_reuse` and `budget` go to the backend; everything else (`revision`, `dtype`,
             `device`, `device_map`, `quantization`, `adapter`, `chat_template`, …) to
             `inward.lm.loading.load_pretrained`.
@@ -103,11 +106,14 @@ def load_lm(name: str | Path | BatchedLM = "demo", **options: Any) -> BatchedLM:
     """
     if isinstance(name, BatchedLM):
         return name
-    from inward.lm.bundled import bundled_path
+    from inward.lm.bundled import BUNDLED, bundled_path
     from inward.lm.loading import load_pretrained
     from inward.lm.transformers import TransformersBackend
 
-    mine = {key: options.pop(key) for key in ("prefix_reuse", "budget") if key in options}
-    path = bundled_path("demo") if name == "demo" else name
-    loaded = load_pretrained(path, **options)
+    known = {*_BACKEND_OPTIONS, *list(signature(load_pretrained).parameters)[1:]}
+    for option in options:
+        if option not in known:
+            raise UnknownName("option of load_lm", option, known)
+    mine = {key: options.pop(key) for key in _BACKEND_OPTIONS if key in options}
+    loaded = load_pretrained(bundled_path(str(name)) if str(name) in BUNDLED else name, **options)
     return BatchedLM(TransformersBackend(loaded, **mine), name=str(name))
