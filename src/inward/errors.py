@@ -39,7 +39,7 @@ class UnknownName(UsageError):
         """Say that `name` is no `kind`, what was likely meant, and what there is."""
         known = sorted(known)
         near = get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f"; did you mean {near[0]!r}?" if near else "."
         super().__init__(f"unknown {kind} {name!r}{hint} Known: {', '.join(known)}")
 
 
