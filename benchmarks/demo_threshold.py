@@ -19,7 +19,7 @@ from inward.signals import SIGNALS, load_signal
 from inward.strategies import load_strategy
 from inward.strategies.drafting import write
 from inward.trace import gate
-from inward.types import Answer, Capture, Generation, Passage, Reading, Sampling
+from inward.types import Answer, Generation, Passage, Reading, Sampling
 
 
 class Every:

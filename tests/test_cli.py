@@ -273,9 +273,19 @@ def test_doctor_deep_generates_a_token():
 
 
 @pytest.mark.real
-def test_ask_with_the_bundled_model_and_index():
-    done = inward("ask", "What is the capital of Kenya?", "--threshold=-inf", "--json")
+def test_W3_ask_with_the_bundled_model_and_index_makes_no_connection():
+    code = (
+        "import socket, sys\n"
+        "def refuse(*_): raise AssertionError('a connection was attempted')\n"
+        "socket.socket.connect = socket.socket.connect_ex = socket.create_connection = socket.getaddrinfo = refuse\n"
+        "from inward.cli import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    command = [sys.executable, "-c", code, "ask", "What is the capital of Kenya?", "--threshold=-inf", "--json"]
+    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
     plain = json.loads(done.stdout)
     assert [event["event"] for event in plain["events"]][:4] == ["generated", "gated", "searched", "generated"]
     assert "nairobi" in plain["events"][2]["passages"][0]["text"].lower()
@@ -283,10 +293,29 @@ def test_ask_with_the_bundled_model_and_index():
 
 @pytest.mark.real
 @pytest.mark.parametrize(
-    "arguments", [(), ("--model", "nowhere/to/be/found.gguf", "--threshold", "1"), ("--index", "nowhere", "--threshold", "1")]
+    ("arguments", "code", "message"),
+    [
+        (("a " * 40_000,), 1, "1 of 1 questions failed; the first: ContextLengthExceeded: the question needs 4"),
+        (("q", "--model", "nowhere/found.gguf", "--threshold", "1"), 1, "nowhere/found.gguf"),
+        (("q", "--index", "nowhere"), 1, "nowhere"),
+        (("q", "--prompt", "nowhere.toml", "--threshold", "1"), 2, "the prompt file 'nowhere.toml' cannot be read"),
+    ],
 )
-def test_W3_nothing_is_fetched_and_what_is_missing_is_named(arguments: tuple[str, ...]):
-    done = inward("ask", "a " * 40_000 if not arguments else "q", *arguments)
-    assert done.returncode in (1, 2)
-    assert "Traceback" not in done.stderr
+def test_what_is_missing_or_too_long_is_named_in_one_line(arguments: tuple[str, ...], code: int, message: str):
+    done = inward("ask", *arguments)
+    assert done.returncode == code, done.stderr
     assert done.stderr.startswith("inward: ")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.usefixtures("doubles")
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_goes_to_stderr_and_only_to_a_terminal(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    assert run("ask", QUESTION) == 0
+    out, err = capsys.readouterr()
+    assert "loading" not in out
+    assert ("loading google/gemma-3-270m" in err) == terminal

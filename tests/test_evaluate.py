@@ -7,15 +7,17 @@ import contextvars
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from inward import ask, evaluate
 from inward.errors import BadInput, UnknownName, UsageError
 from inward.evals.run import answer
-from inward.testing import FixedRetriever, FunctionLM
+from inward.lm import BatchedLM
+from inward.testing import FixedRetriever, FunctionLM, tiny_lm
 from inward.trace import Generated, Outcome, current, gate
-from inward.types import Answer, Passage
+from inward.types import Answer, Passage, Sampling
 
 LM = FunctionLM(lambda prompt: f"echo {prompt[-40:]}")
 
@@ -216,6 +218,32 @@ def test_ask_refuses_a_wrong_strategy_or_option_before_anything_is_loaded(monkey
 def test_a_strategy_that_never_searches_loads_no_index(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("inward.door._index", lambda name: pytest.fail("loaded an index"))
     assert ask("q", lm=LM, strategy=ask_lm).error is None
+
+
+def test_C4_one_loaded_model_serves_any_number_of_loops_and_threads_alike():
+    lm, questions = tiny_lm(), [f"Question number {number}?" for number in range(6)]
+
+    async def twice(question: str, *, lm: BatchedLM) -> Answer:
+        first = await lm.generate(question, Sampling(max_tokens=12))
+        second = await lm.generate(question + first.text, Sampling(max_tokens=6, temperature=1.0))
+        return Answer(text=first.text, short=second.text)
+
+    def go() -> list[Outcome]:
+        return ask(questions, lm=lm, strategy=twice)
+
+    async def notebook_cell() -> list[Outcome]:
+        return go()
+
+    def key(outcomes: list[Outcome]) -> list[object]:
+        return [(o.answer, o.usage.prompt_tokens, o.usage.completion_tokens, o.error) for o in outcomes]
+
+    alone = key([ask(question, lm=lm, strategy=twice) for question in questions])
+    assert len({answer.short for answer, *_ in alone}) > 1
+    assert key(go()) == alone
+    assert key(asyncio.run(notebook_cell())) == alone
+    with ThreadPoolExecutor(3) as pool:
+        for outcomes in pool.map(lambda _: go(), range(3)):
+            assert key(outcomes) == alone
 
 
 def test_equal_questions_have_equal_outcomes():

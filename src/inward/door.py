@@ -90,10 +90,11 @@ def bind(strategy: str | Function, *, lm: str | LM = DEMO, retriever: str | Retr
     if lm == DEMO and isinstance(strategy, str) and strategy in DEMO_THRESHOLDS and "prompt" not in options:
         options = {"threshold": DEMO_THRESHOLDS[strategy], **options}
     planned = plan(strategy, options)
-    model = _model(lm) if isinstance(lm, str) else lm
     if not planned.searches:
-        return planned.bind(lm=model)
-    return planned.bind(lm=model, retriever=_index(retriever) if isinstance(retriever, str) else retriever)
+        retriever = None
+    elif isinstance(retriever, str):
+        retriever = _index(retriever)  # before the model: it opens in milliseconds, and may not be there
+    return planned.bind(lm=_model(lm) if isinstance(lm, str) else lm, retriever=retriever)
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
