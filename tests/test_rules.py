@@ -20,7 +20,7 @@ PACKAGE = ROOT / "src" / "inward"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = (
-    ("errors", "types"),
+    ("cache", "errors", "types"),
     ("explain", "sentences", "trace"),
     ("protocols",),
     ("batching", "prompts"),

@@ -134,7 +134,7 @@ def _accelerator() -> Check:
 
 
 def _cache() -> Check:
-    from inward.lm.bundled import cache_folder
+    from inward.cache import cache_folder
 
     folder = cache_folder()
     there = next(path for path in (folder, *folder.parents) if path.exists())
@@ -146,7 +146,8 @@ def _cache() -> Check:
 
 
 def _bundled(usable: bool) -> Check:
-    from inward.lm.bundled import BUNDLED, cache_folder, licence_notes, model_notice
+    from inward.cache import cache_folder
+    from inward.lm.bundled import BUNDLED, licence_notes, model_notice
 
     name = "bundled model"
     if not usable:

@@ -22,9 +22,10 @@ import toy_gguf
 from convert_tiny import tiny
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from inward.cache import cache_folder
 from inward.errors import MissingExtra, ModelError, StorageFull, UnknownName
 from inward.lm import bundled
-from inward.lm.bundled import BUNDLED, bundled_path, cache_folder, converted, model_notice
+from inward.lm.bundled import BUNDLED, bundled_path, converted, model_notice
 from inward.lm.gguf_header import read_header
 from inward.lm.loading import load_pretrained
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from inward.cache import cache_folder
 from inward.errors import IndexUnusable, UsageError
 from inward.retrieval import demo, load_retriever
-from inward.retrieval.demo import cache_folder, demo_index
+from inward.retrieval.demo import demo_index
 
 
 @pytest.fixture(autouse=True)

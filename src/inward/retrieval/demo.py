@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from hashlib import blake2b
 from importlib.resources import as_file, files
 from pathlib import Path
 
+from inward.cache import cache_folder
 from inward.errors import IndexUnusable, UsageError
 from inward.retrieval.analysis import AnalyserSpec
 from inward.retrieval.build import build_index
 from inward.retrieval.card import FORMAT, read_card
 
 _WAIT_SECONDS = 120.0
-
-
-def cache_folder() -> Path:
-    """Return `$INWARD_CACHE`, or `inward` in `$XDG_CACHE_HOME` or `~/.cache`; it need not exist."""
-    if named := os.environ.get("INWARD_CACHE"):
-        return Path(named).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "inward"
 
 
 def demo_index() -> Path:
