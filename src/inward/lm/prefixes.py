@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
 from inward.lm.kv import Segment
@@ -35,6 +37,59 @@ def _end(segment: Segment | None) -> int:
     return segment.end if segment else 0
 
 
+@dataclass(slots=True, eq=False)
+class _Branch:
+    """A prefix at which sorted prompts part: those from `first` to `last` share it."""
+
+    length: int
+    first: int
+    last: int = 0
+
+
+def _branches(prompts: Sequence[Ids]) -> list[_Branch]:
+    """Every prefix at which some of the sorted `prompts` part."""
+    found: list[_Branch] = []
+    stack: list[_Branch] = []
+    for place, shared in enumerate([*(common(a, b) for a, b in pairwise(prompts)), -1]):
+        first = place
+        while stack and stack[-1].length > shared:
+            branch = stack.pop()
+            branch.last, first = place, branch.first
+            found.append(branch)
+        if shared > 0 and (not stack or stack[-1].length < shared):
+            stack.append(_Branch(shared, first))
+    return found
+
+
+class _Crowd:
+    """Prompts side by side in order, those that look for a segment among some that were seen before."""
+
+    def __init__(self, found: dict[Ids, Segment | None], seen: Iterable[Ids]) -> None:
+        self.prompts = sorted([*found, *seen])
+        new = [ids in found and (not place or self.prompts[place - 1] != ids) for place, ids in enumerate(self.prompts)]
+        self._looking = new
+        self._counts = [True] * len(new)
+        self._ends = [_end(found[ids]) if looks else 0 for ids, looks in zip(self.prompts, new, strict=True)]
+
+    def sharers(self, branch: _Branch) -> tuple[list[int], int]:
+        """Places of the prompts that would gain from the branch, and how long their common segment can be."""
+        members = [place for place in range(branch.first, branch.last + 1) if self._looking[place]]
+        # the last token of a prompt is always left to feed
+        n = branch.length - any(len(self.prompts[place]) == branch.length for place in members)
+        return [place for place in members if self._ends[place] < n], n
+
+    def gain(self, branch: _Branch) -> int:
+        """Tokens that need not be fed again if the branch becomes a segment."""
+        sharers, n = self.sharers(branch)
+        new = n - min((self._ends[place] for place in sharers), default=n)
+        return (sum(self._counts[branch.first : branch.last + 1]) - 1) * new if new >= MIN_TOKENS else 0
+
+    def leave(self, places: Iterable[int]) -> None:
+        """Take out prompts that have got their segment."""
+        for place in places:
+            self._looking[place] = self._counts[place] = False
+
+
 class Prefixes:
     """Segments of prompt prefixes, least recently used first to go."""
 
@@ -42,6 +97,7 @@ class Prefixes:
         """Keep at most `capacity` tokens."""
         self._capacity = capacity
         self._stored: dict[Ids, Segment] = {}
+        """Least recently used first, and a segment before the ones it continues: none outlives its own ancestors."""
         self._recent: deque[Ids] = deque(maxlen=_RECENT)
 
     def clear(self) -> None:
@@ -53,52 +109,50 @@ class Prefixes:
 
         A segment always leaves at least the prompt's last token to feed.
         """
-        found = [self._longest(ids) for ids in prompts]
-        self._discover(prompts, found)
+        lengths = sorted({len(p) for p in self._stored}, reverse=True)
+        found = {ids: self._longest(ids, lengths) for ids in prompts}
+        self._discover(found)
         self._recent.extend(prompts)
-        for segment in found:
-            while segment is not None:
+        for ids in prompts:
+            for segment in _chain(found[ids]):
                 segment.users += 1
-                segment = segment.parent
         self._evict()
-        return found
+        return [found[ids] for ids in prompts]
 
-    def _longest(self, ids: Ids) -> Segment | None:
-        best: Ids = max((p for p in self._stored if len(p) < len(ids) and ids[: len(p)] == p), key=len, default=())
-        if not best:
+    def _longest(self, ids: Ids, lengths: Sequence[int]) -> Segment | None:
+        best = next((ids[:n] for n in lengths if n < len(ids) and ids[:n] in self._stored), None)
+        if best is None:
             return None
-        self._stored[best] = self._stored.pop(best)  # most recently used
+        self._touch(best, self._stored[best])
         return self._stored[best]
 
-    def _discover(self, prompts: Sequence[Ids], found: list[Segment | None]) -> None:
-        """Make the segments that save most, one after the other."""
-        open_ = set(range(len(prompts)))
-        while open_:
-            population = sorted([*(prompts[i] for i in open_), *self._recent])
-            lengths = {common(a, b) for a, b in pairwise(population)}
-            best: tuple[int, Ids] = (0, ())
-            sharing: dict[Ids, int] = {}
-            for i in open_:
-                base = _end(found[i])
-                for length in lengths:
-                    length = min(length, len(prompts[i]) - 1)
-                    if length - base < MIN_TOKENS:
-                        continue
-                    prefix = prompts[i][:length]
-                    if prefix not in sharing:
-                        sharing[prefix] = sum(p[:length] == prefix for p in population)
-                    best = max(best, ((sharing[prefix] - 1) * (length - base), prefix))
-            saved, prefix = best
-            if not saved:
-                return
-            n = len(prefix)
-            sharers = {i for i in open_ if _end(found[i]) < n < len(prompts[i]) and prompts[i][:n] == prefix}
-            parent = max((found[i] for i in sharers), key=_end)
+    def _touch(self, ids: Ids, segment: Segment) -> None:
+        """Make a segment the most recently used, and its ancestors still more so."""
+        for each in reversed(segment.chain):
+            self._stored.pop(ids[: each.end], None)
+            self._stored[ids[: each.end]] = each
+
+    def _discover(self, found: dict[Ids, Segment | None]) -> None:
+        """Make the segments that save most, one after the other; each prompt gets one at most."""
+        crowd = _Crowd(found, self._recent)
+        ranked = [(-crowd.gain(branch), order, branch) for order, branch in enumerate(_branches(crowd.prompts))]
+        heapify(ranked)
+        while ranked:
+            promised, order, best = heappop(ranked)
+            gain = crowd.gain(best)
+            if not gain:
+                continue
+            if gain < -promised:  # others have left since: gains only shrink
+                heappush(ranked, (-gain, order, best))
+                continue
+            places, n = crowd.sharers(best)
+            sharers = [crowd.prompts[place] for place in places]
+            parent = max((found[ids] for ids in sharers), key=_end)
+            prefix = sharers[0][:n]
             segment = Segment(prefix[_end(parent) :], parent)
-            self._stored[prefix] = segment
-            for i in sharers:
-                found[i] = segment
-            open_ -= sharers
+            self._touch(prefix, segment)
+            found.update(dict.fromkeys(sharers, segment))
+            crowd.leave(places)
 
     def _evict(self) -> None:
         held = sum(len(s.ids) for s in self._stored.values())
@@ -106,3 +160,8 @@ class Prefixes:
             if held <= self._capacity:
                 return
             held -= len(self._stored.pop(ids).ids)
+
+
+def _chain(segment: Segment | None) -> tuple[Segment, ...]:
+    """Return a segment and its ancestors, oldest first; nothing for none."""
+    return segment.chain if segment else ()
