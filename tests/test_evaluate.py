@@ -100,10 +100,11 @@ def test_ctrl_c_ends_the_run():
     assert ended == ["a"]
 
 
-def test_cancelling_the_run_cancels_its_questions():
-    ended = []
+def test_cancelling_the_run_cancels_its_questions_and_begins_no_other():
+    begun, ended = [], []
 
     async def forever(question: str) -> Answer:
+        begun.append(question)
         try:
             await asyncio.sleep(60)
         finally:
@@ -111,14 +112,14 @@ def test_cancelling_the_run_cancels_its_questions():
         return Answer.none()
 
     async def main() -> None:
-        run = asyncio.create_task(evaluate(forever, ["a", "b"]))
+        run = asyncio.create_task(evaluate(forever, ["a", "b", "c", "d"], concurrency=2))
         await asyncio.sleep(0.01)
         run.cancel()
         with pytest.raises(asyncio.CancelledError):
             await run
 
     asyncio.run(main())
-    assert sorted(ended) == ["a", "b"]
+    assert sorted(begun) == sorted(ended) == ["a", "b"]
 
 
 def test_something_cancelled_inside_a_question_is_that_questions_failure():
