@@ -79,11 +79,19 @@ def test_ask_json_is_one_object_a_line(capsys: pytest.CaptureFixture[str]):
 @pytest.mark.usefixtures("doubles")
 def test_N6_every_option_changes_something(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     seen = {}
-    for options in ((), ("--strategy", "no-retrieval"), ("--strategy", "single-step", "--k", "1"), ("--threshold", "99")):
+    for options in (
+        (),
+        ("--strategy", "no-retrieval"),
+        ("--strategy", "single-step", "--k", "1"),
+        ("--threshold", "99"),
+        ("--set", "max_retrievals=0"),
+        ("--strategy", "gated", "--set", "signal=max-nll", "--threshold", "1"),
+    ):
         assert run("ask", QUESTION, "--json", *options) == 0
         plain = json.loads(capsys.readouterr().out)
         seen[options] = (plain["strategy"], plain["options"], plain["answer"]["short"])
-    assert len({str(value) for value in seen.values()}) == 4
+    assert len({str(value) for value in seen.values()}) == len(seen)
+    assert seen[("--set", "max_retrievals=0")][1]["max_retrievals"] == 0
     assert seen[("--strategy", "no-retrieval")][2] == "Lyon"
     assert seen[("--strategy", "single-step", "--k", "1")][2] == "Paris"
     assert seen[("--threshold", "99")][2] == "Lyon"
@@ -110,6 +118,9 @@ def test_model_index_seed_and_prompt_reach_where_they_are_used(monkeypatch: pyte
         (("q", "--nonsense"), 2, "No such option"),
         (("q", "--threshold", "high"), 2, "'high' is not a valid float"),
         (("q", "--strategy", "gatd"), 2, "did you mean 'gated'"),
+        (("q", "--set", "max_retrievals"), 2, "--set takes NAME=VALUE, such as max_retrievals=2, got 'max_retrievals'"),
+        (("q", "--set", "max_retrievals=many"), 2, "max_retrievals of `gated` must be int, got 'many'"),
+        (("q", "--set", "treshold=1"), 2, "did you mean 'threshold'"),
         (("q", "--strategy", "gated(mean-nil)", "--threshold", "1"), 2, "did you mean 'mean-nll'"),
         (("q", "--strategy", "no-retrieval", "--threshold", "1"), 2, "unknown option of `no-retrieval` 'threshold'"),
         (("q", "--strategy", "gated(max-nll)", "--model", "other"), 2, "`gated` needs threshold (float, no default)"),
@@ -221,7 +232,8 @@ def test_strategies_lists_all_with_options(capsys: pytest.CaptureFixture[str]):
     out = capsys.readouterr().out
     for name in STRATEGIES:
         assert f"\n{name}\n" in f"\n{out}"
-    assert "--threshold        float, required" in out
+    assert "--threshold              float, required" in out
+    assert "--set max_retrievals=... int, default 1" in out
     assert run("strategies", "--json") == 0
     assert [json.loads(line)["name"] for line in capsys.readouterr().out.splitlines()] == sorted(STRATEGIES)
 

@@ -51,9 +51,12 @@ def cli() -> None:
 @click.option("--threshold", type=float, default=None, help="The gate opens above it. Only the bundled model and prompt have a default.")
 @click.option("--prompt", type=click.Path(dir_okay=False), default=None, help="Prompt file (TOML). Default: the bundled one.")
 @click.option("-k", "--k", "k", type=int, default=None, help="Passages per search.")
+@click.option("--set", "more", multiple=True, metavar="NAME=VALUE", help="Any other option of the strategy; may be repeated.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of random draws; greedy strategies draw nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per question and line.")
-def ask(questions: Sequence[str], strategy: str | None, model: str, index: str, seed: int, as_json: bool, **options: Any) -> None:
+def ask(
+    questions: Sequence[str], strategy: str | None, model: str, index: str, seed: int, as_json: bool, more: Sequence[str], **options: Any
+) -> None:
     """Answer each QUESTION and say why passages were looked up, or not.
 
     The bundled model is google/gemma-3-270m, under the Gemma Terms of Use (ai.google.dev/gemma/terms).
@@ -65,7 +68,7 @@ def ask(questions: Sequence[str], strategy: str | None, model: str, index: str, 
 
     for question in questions:
         checked(question)
-    given = {name: value for name, value in options.items() if value is not None}
+    given = _settings(more) | {name: value for name, value in options.items() if value is not None}
     _tell(f"loading {GEMMA if model == door.DEMO else model} ...")
     bound = door.bind(strategy or door.DEFAULT_STRATEGY, lm=model, retriever=index, **given)
     outcomes = door.run(evaluate(bound, questions, seed=seed))
@@ -95,7 +98,7 @@ def strategies(as_json: bool) -> None:
             continue
         click.echo(f"{row.name}\n  {row.summary}\n  needs     {', '.join(row.needs) or 'text'}")
         for option in row.options:
-            click.echo(f"  --{option.name:<16} {option.type}, {option.shown_default}")
+            click.echo(f"  {option.flag:<24} {option.type}, {option.shown_default}")
 
 
 @cli.command(context_settings=_HELP)
@@ -139,6 +142,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         where = f" for {error.filename!r}" if error.filename else ""
         return _complain(f"the disk is full: no room{where}; free some space, or set INWARD_CACHE to a folder on another disk", 1)
+
+
+def _settings(pairs: Sequence[str]) -> dict[str, Any]:
+    """Read `name=value` pairs: a value is JSON where it is any (3, 0.5, true), else text."""
+    import msgspec
+
+    settings: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.isidentifier():
+            raise UsageError(f"--set takes NAME=VALUE, such as max_retrievals=2, got {pair!r}")
+        try:
+            settings[name] = msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            settings[name] = value
+    return settings
 
 
 def _complain(message: str, code: int) -> int:

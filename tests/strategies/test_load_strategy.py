@@ -232,7 +232,9 @@ def test_the_listing_names_every_strategy_with_its_options():
     assert list(listed) == sorted(STRATEGIES)
     options = {option.name: option for option in listed["gated"].options}
     assert options["threshold"].shown_default == "required"
-    assert options["max-retrievals"].shown_default == "default 1"
+    assert options["max_retrievals"].shown_default == "default 1"
+    assert (options["threshold"].flag, options["max_retrievals"].flag) == ("--threshold", "--set max_retrievals=...")
+    assert (options["signal"].type, options["prompt"].type) == ("name of a signal", "prompt file")
     assert listed["gated"].summary.endswith(".")
 
 

@@ -15,6 +15,8 @@ class OptionRow:
     """An option as one types it."""
 
     name: str
+    flag: str
+    """How it is given on the command line."""
     type: str
     required: bool
     default: Any
@@ -53,4 +55,4 @@ def _row(name: str) -> Row:
 
 def _option(option: Option) -> OptionRow:
     default = None if option.required else plain(option.default)
-    return OptionRow(name=option.name.replace("_", "-"), type=option.type_name, required=option.required, default=default)
+    return OptionRow(name=option.name, flag=option.flag, type=option.type_name, required=option.required, default=default)

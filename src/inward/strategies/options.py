@@ -18,12 +18,18 @@ from inward.protocols import Feature, Signal
 from inward.signals import load_signal
 from inward.types import Sampling
 
+FLAGS = ("k", "prompt", "threshold")
+"""Options that have a flag of their own on the command line; the others go by `--set`."""
+
 PARTS = ("lm", "retriever")
 """Keyword arguments that are bound, not configured."""
 
 _MORE: Mapping[str, str] = {
     "threshold": "; it belongs to one signal, model and prompt: docs/guides/first-question.md says how to choose one",
 }
+
+
+_WRITTEN: Mapping[Any, str] = {Signal: "name of a signal", PromptTemplate: "prompt file"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +49,14 @@ class Option:
     @property
     def type_name(self) -> str:
         """The type as one writes it."""
-        return " | ".join(getattr(kind, "__name__", str(kind)) for kind in _members(self.type) if kind is not NoneType)
+        return " | ".join(
+            _WRITTEN.get(kind) or getattr(kind, "__name__", str(kind)) for kind in _members(self.type) if kind is not NoneType
+        )
+
+    @property
+    def flag(self) -> str:
+        """How it is given on the command line."""
+        return f"--{self.name}" if self.name in FLAGS else f"--set {self.name}=..."
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +105,9 @@ def resolve(declared: Mapping[str, Option], given: Mapping[str, Any], label: str
     values: dict[str, Any] = {}
     for option in declared.values():
         if option.name not in given and option.required:
-            flag = option.name.replace("_", "-")
             raise UsageError(
                 f"`{label}` needs {option.name} ({option.type_name}, no default): pass {option.name}=... "
-                f"(on the command line: --{flag}){_MORE.get(option.name, '')}"
+                f"(on the command line: {option.flag}){_MORE.get(option.name, '')}"
             )
         values[option.name] = _convert(given.get(option.name, option.default), option, label)
     signals = [value for value in values.values() if _is_signal(value)]
