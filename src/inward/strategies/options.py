@@ -49,9 +49,8 @@ class Option:
     @property
     def type_name(self) -> str:
         """The type as one writes it."""
-        return " | ".join(
-            _WRITTEN.get(kind) or getattr(kind, "__name__", str(kind)) for kind in _members(self.type) if kind is not NoneType
-        )
+        kinds = [kind for kind in _members(self.type) if kind is not NoneType]
+        return " | ".join(str(_WRITTEN.get(kind) or getattr(kind, "__name__", kind)) for kind in kinds)
 
     @property
     def flag(self) -> str:
