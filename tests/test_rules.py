@@ -7,6 +7,7 @@ import importlib
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -92,8 +93,27 @@ def test_public_names_are_sorted_and_exist():
         inward.nothing  # noqa: B018
 
 
-def test_the_version_is_stated_once():
+def test_every_place_states_the_same_version():
     assert f'version = "{inward.__version__}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert f"version: {inward.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+
+
+def test_N1_the_core_pulls_no_other_engine():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    names = {re.split(r"[<>=\[ ]", line)[0].lower() for line in project["dependencies"]}
+    assert not names & {
+        "faiss-cpu",
+        "faiss-gpu",
+        "vllm",
+        "spacy",
+        "nltk",
+        "pyserini",
+        "elasticsearch",
+        "accelerate",
+        "peft",
+        "bitsandbytes",
+    }
+    assert not [name for name in names if "gguf" in name]
 
 
 def test_import_inward_loads_nothing_heavy():
