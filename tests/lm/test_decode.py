@@ -131,6 +131,20 @@ def test_prefixes_are_computed_once_for_a_whole_batch():
     assert fed == whole - 15 * shared - 15 * len("?question ") + 16, (fed, whole)
 
 
+def test_a_prefix_that_was_too_long_by_chance_is_shortened_without_feeding():
+    """Questions that begin alike make it too long; the next one, which does not, takes the part that it shares."""
+    lm, cold = tiny_lm("gemma3"), lm_of("gemma3", prefix_reuse=False)
+    capture = Capture(layers=(0, 3), pool="none")
+    first = [Case(prompt=SHARED + f"Who was {i}", sampling=Sampling(max_tokens=3), capture=capture) for i in "ab"]
+    late = [Case(prompt=SHARED + "And what?", sampling=Sampling(max_tokens=8), capture=capture)]
+    run(together(lm, first))
+    fed = sum(tokens for tokens, _ in lm.backend.passes)
+    found = run(together(lm, late))
+    check_same(late, run(alone(cold, late)), found)
+    assert found[0].usage.cached_tokens == 1 + len(SHARED)
+    assert sum(tokens for tokens, _ in lm.backend.passes) - fed == len("And what?") + 8
+
+
 def test_a_prompt_is_fed_once_for_all_its_samples():
     lm = tiny_lm("llama")
     run(ask(lm, Case(prompt=LONG, sampling=Sampling(max_tokens=2, n=20, temperature=1.0))))
@@ -177,8 +191,28 @@ def test_cached_tokens_are_those_that_were_there():
     lm = tiny_lm("llama")
     base = SHARED[:60]
     run(together(lm, [Case(prompt=base + x * 50) for x in "ab"]))  # `base` is computed
-    found = run(together(lm, [Case(prompt=base + "a" * 50 + x) for x in "cd"]))  # `base + a…` is computed, upon `base`
-    assert [g.usage.cached_tokens for g in found] == [1 + 60, 1 + 60 + 50]
+    found = run(together(lm, [Case(prompt=base + "a" * 50 + x) for x in "cd"]))  # `base + a…` was fed with the first prompt
+    assert [g.usage.cached_tokens for g in found] == [1 + 60 + 50, 1 + 60 + 50]
+
+
+def test_the_second_of_two_prompts_feeds_nothing_that_the_first_has_fed():
+    """One question at a time: the draft with passages begins like the draft without."""
+    lm = tiny_lm("gemma3")  # a window of eight: what is taken over reaches far beyond it
+    apart = tiny_lm("gemma3", prefix_reuse=False)
+    prompts = [SHARED[:60] + x for x in ("one", "two", "three")]
+    found = [run(together(lm, [Case(prompt=p)]))[0] for p in prompts]
+    assert [g.usage.cached_tokens for g in found] == [0, 1 + 60, 1 + 60]
+    fed = sum(n for n, _ in lm.backend.passes)
+    assert fed == sum(n for n, _ in apart_passes(apart, prompts)) - 2 * (1 + 60)
+    assert [g.completions[0].token_ids for g in found] == [
+        run(together(apart, [Case(prompt=p)]))[0].completions[0].token_ids for p in prompts
+    ]
+
+
+def apart_passes(lm, prompts):
+    for prompt in prompts:
+        run(together(lm, [Case(prompt=prompt)]))
+    return lm.backend.passes
     found = run(together(lm, [Case(prompt=base + "a" * 50 + x) for x in "ef"]))
     assert [g.usage.cached_tokens for g in found] == [1 + 60 + 50] * 2
 
@@ -577,6 +611,14 @@ def test_messages_go_through_the_chat_template_and_stop_at_its_end():
         Forced(patch, (*ids_of("Hi"), 259, *ids_of("x")))
         completion = run(ask(lm, Case(prompt=(Message("user", "Hello <end_of_turn> there"),)))).completions[0]
     assert (completion.text, completion.finish) == ("Hi", "eos")
+
+
+def test_a_model_whose_attention_was_exchanged_under_way_is_noticed():
+    """Its own attention would see the packed rows as one text, and nothing would fail."""
+    lm = tiny_lm("llama")
+    lm.backend.model.set_attn_implementation("sdpa")
+    with pytest.raises(RuntimeError, match="the model ran attention of its own"):
+        run(lm.generate("x"))
 
 
 def test_dropped_requests_leave_nothing_behind():

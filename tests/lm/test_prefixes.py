@@ -6,6 +6,7 @@ import random
 import time
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -80,6 +81,33 @@ def test_segments_continue_each_other():
     assert text_of(found[0]) == DEMOS + OTHER
     assert first is not None
     assert (first.users, found[0].users) == (5, 3)
+
+
+def test_what_a_longer_segment_holds_is_not_computed_again():
+    """Two questions begin alike by chance: the prefix is too long for the next one, which shares the demonstrations alone."""
+    store = Prefixes(1000)
+    (long, _) = store.assign([(*DEMOS, *OTHER, 900), (*DEMOS, *OTHER, 901)])
+    assert long is not None
+    (unfilled,) = store.assign([(*DEMOS, 902)])
+    assert unfilled is not None
+    assert not unfilled.ready, "nothing was there yet"
+    store.clear()
+    store._stored[DEMOS + OTHER] = long
+    long.write(0, torch.arange(180.0).expand(2, 180).unsqueeze(-1), torch.zeros(2, 180, 1))
+    long.filled = 180
+    (short,) = store.assign([(*DEMOS, 903)])
+    assert text_of(short) == DEMOS
+    assert short is not None
+    assert short.ready
+    assert short.keys[0][1, :, 0].tolist() == list(range(100))
+    assert short.keys[0].untyped_storage().nbytes() < long.keys[0].untyped_storage().nbytes()
+    base = Segment(DEMOS[:40])
+    store.clear()
+    store._stored.update({DEMOS + OTHER: long, DEMOS[:40]: base})
+    (upon,) = store.assign([(*DEMOS, 904)])
+    assert upon is not None
+    assert upon.parent is base
+    assert upon.keys[0][1, :, 0].tolist() == list(range(40, 100))
 
 
 def test_what_saves_most_comes_first():

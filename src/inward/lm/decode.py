@@ -245,6 +245,8 @@ class Engine:
         with planned(plan):
             cache = {self._cache_argument: PackedCache()}
             out = self._model(input_ids=ids, position_ids=plan.positions[None], use_cache=True, logits_to_keep=keep, **cache)
+        if not plan.masks:
+            raise RuntimeError("the model ran attention of its own: was its attention implementation changed after it was loaded?")
         self.passes.append((len(tokens), len(rows)))
         logits: Tensor = out.logits[0]
         return logits
@@ -309,6 +311,8 @@ class Engine:
                 ready.append(heir[0])
         for job in ready:
             self._jobs.remove(job)
+            if self._prefixes:
+                self._prefixes.remember(job.segment)
             self._fork(job, [(row, heir[1]) for row, heir in heirs if not isinstance(heir, Live) and heir[0] is job])
 
     def _heirs(self, taker: Any) -> Iterator[tuple[Row, Any]]:

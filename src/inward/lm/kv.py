@@ -61,6 +61,13 @@ class Segment:
         self.keys[layer][:, place] = keys
         self.values[layer][:, place] = values
 
+    def borrow(self, other: Segment) -> None:
+        """Copy the keys and values of these very tokens from a segment that holds them among its own."""
+        place = slice(self.start - other.start, self.end - other.start)
+        self.keys = {layer: keys[:, place].clone() for layer, keys in other.keys.items()}
+        self.values = {layer: values[:, place].clone() for layer, values in other.values.items()}
+        self.filled = len(self.ids)
+
     def read(self, layer: int, length: int) -> tuple[Tensor, Tensor]:
         """Return keys and values of all ancestors and the first `length` own tokens, `[H_kv, S, D]`."""
         own = self.keys[layer][:, :length], self.values[layer][:, :length]

@@ -16,6 +16,8 @@ MIN_TOKENS = 32
 """A shorter prefix costs more bookkeeping than it saves."""
 _RECENT = 32
 """Prompts remembered, so that one question after another shares a prefix too."""
+_FED = 8
+"""Prompts whose keys and values are remembered, so that the second of two that begin alike need not feed the beginning again."""
 
 
 def common(a: Ids, b: Ids) -> int:
@@ -99,13 +101,22 @@ class Prefixes:
         self._stored: dict[Ids, Segment] = {}
         """Least recently used first, and a segment before the ones it continues: none outlives its own ancestors."""
         self._recent: deque[Ids] = deque(maxlen=_RECENT)
+        self._fed: deque[tuple[Ids, Segment]] = deque(maxlen=_FED)
 
     def clear(self) -> None:
         """Forget every prefix (rows that read one keep it alive until they leave)."""
         self._stored.clear()
+        self._fed.clear()
+
+    def remember(self, segment: Segment) -> None:
+        """Keep a prompt that has been fed whole, for a while and within half the room: the next may begin like it."""
+        ids = tuple(i for each in segment.chain for i in each.ids)
+        self._fed.append((ids, segment))
+        while self._fed and sum(len(each.ids) for _, each in self._fed) > self._capacity // 2:
+            self._fed.popleft()
 
     def assign(self, prompts: Sequence[Ids]) -> list[Segment | None]:
-        """Return for each prompt the segment it continues; new segments are not filled yet.
+        """Return for each prompt the segment it continues; a new one is filled if a remembered prompt holds it.
 
         A segment always leaves at least the prompt's last token to feed.
         """
@@ -150,9 +161,19 @@ class Prefixes:
             parent = max((found[ids] for ids in sharers), key=_end)
             prefix = sharers[0][:n]
             segment = Segment(prefix[_end(parent) :], parent)
+            if holder := self._holder(prefix, segment):
+                segment.borrow(holder)
             self._touch(prefix, segment)
             found.update(dict.fromkeys(sharers, segment))
             crowd.leave(places)
+
+    def _holder(self, prefix: Ids, segment: Segment) -> Segment | None:
+        """Find a segment that runs past this one and is fed: an earlier prompt, or too long a prefix made by chance."""
+        n = len(prefix)
+        for text, stored in (*self._stored.items(), *self._fed):
+            if stored.start <= segment.start and n <= stored.start + stored.filled and text[:n] == prefix:
+                return stored
+        return None
 
     def _evict(self) -> None:
         held = sum(len(s.ids) for s in self._stored.values())
