@@ -6,6 +6,7 @@ attention from its output projection, the rest from arithmetic and from calling 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,7 +43,8 @@ class Oracle:
     @classmethod
     def copy_of(cls, model: Any, *, attention: str = "sdpa") -> Oracle:
         """Build a second model around the weights of one that runs already."""
-        other = AutoModelForCausalLM.from_config(model.config, dtype=model.dtype, attn_implementation=attention)
+        config = copy.deepcopy(model.config)  # the running model's own names its attention
+        other = AutoModelForCausalLM.from_config(config, dtype=model.dtype, attn_implementation=attention)
         other.load_state_dict(model.state_dict(), assign=True)
         other.tie_weights()
         return cls(other)
@@ -67,26 +69,27 @@ class Oracle:
         return self.model(input_ids=torch.tensor([ids]), use_cache=False, output_attentions=True).attentions[layer][0].float()
 
     @torch.inference_mode()
-    def streams(self, ids: Sequence[int]) -> dict[str, F32]:
-        """Return every site of every block, `resid_pre` included: name -> `[blocks, N, d]`."""
+    def streams(self, ids: Sequence[int], wanted: Sequence[int] | None = None) -> dict[str, F32]:
+        """Return every site of the `wanted` blocks (all of them if None), `resid_pre` included: name -> `[blocks, N, d]`."""
         seen: dict[tuple[str, int], Tensor] = {}
-        blocks = self.model.get_decoder().layers
+        body = self.model.get_decoder()
+        blocks = body.layers
         handles = []
         for number, block in enumerate(blocks):
             projection = block.attention.dense if self.kind == "gpt_neox" else block.self_attn.o_proj
             handles.append(projection.register_forward_hook(lambda _, __, out, n=number: seen.__setitem__(("projected", n), out[0])))
             handles.append(block.register_forward_hook(lambda _, __, out, n=number: seen.__setitem__(("post", n), _first(out)[0])))
         try:
-            out = self.model(input_ids=torch.tensor([ids]), use_cache=False, output_hidden_states=True)
+            out = body(input_ids=torch.tensor([ids]), use_cache=False, output_hidden_states=True)
         finally:
             for handle in handles:
                 handle.remove()
         found: dict[str, list[Tensor]] = {name: [] for name in ("resid_pre", "attn_out", "resid_mid", "mlp_raw", "mlp_out", "resid_post")}
-        for number, block in enumerate(blocks):
+        for number in range(len(blocks) - 1):  # transformers' own record of the residual stream; the last entry is normed
+            torch.testing.assert_close(seen["post", number], out.hidden_states[number + 1][0], rtol=0, atol=0)
+        for number in range(len(blocks)) if wanted is None else wanted:
             pre, post = out.hidden_states[number][0], seen["post", number]
-            if number + 1 < len(blocks):  # transformers' own record of the residual stream; the last entry is normed
-                torch.testing.assert_close(post, out.hidden_states[number + 1][0], rtol=0, atol=0)
-            for name, value in self._sites(block, pre, post, seen["projected", number]).items():
+            for name, value in self._sites(blocks[number], pre, post, seen["projected", number]).items():
                 found[name].append(value)
         return {name: torch.stack(values).float().numpy() for name, values in found.items() if values}
 
