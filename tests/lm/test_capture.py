@@ -2,71 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
-
 import numpy as np
 import pytest
 
 from architectures import lm_and_oracle
+from captures import (
+    PROMPTS,
+    SUBJECTS,
+    TOLERANCE,
+    check_attention,
+    check_order,
+    check_residual,
+    check_states,
+    order_of,
+    pair_eager,
+    subject,
+)
 from identities import ALL_SCORES, Case, alone, ask, run, together
 from inward.errors import Unsupported
-from inward.lm import BatchedLM
 from inward.testing import tiny_lm
-from inward.testing_models import FAMILIES
-from inward.types import F32, Capture, Completion, Generation, Sampling, Site
-from oracle import SITES_OF_ALL, Oracle, relative
-
-SUBJECTS = (*FAMILIES, "gemma", "gpt_neox_sequential")
-PROMPTS = ("ab", "the quick brown fox jumps over the lazy dog", "x" * 70, "Who wrote Hamlet?")
-TOLERANCE = 1e-4
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A model behind the runtime, the same model plain, and one batch of generations."""
-
-    lm: BatchedLM
-    oracle: Oracle
-    generations: dict[Site, list[Generation]]
-    streams: list[dict[str, F32]]
-    """Per prompt, over prompt and generated tokens."""
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        return tuple(range(self.oracle.depth))
-
-    @property
-    def sites(self) -> tuple[Site, ...]:
-        return SITES_OF_ALL if self.oracle.parallel else (*SITES_OF_ALL, "resid_mid")
-
-    def ids(self, prompt: str) -> tuple[int, ...]:
-        return self.lm.backend.encoder.encode(prompt)
-
-
-def pair(name: str) -> tuple[BatchedLM, Oracle]:
-    if name == "gemma":
-        return lm_and_oracle("gemma")
-    if name == "gpt_neox_sequential":
-        return tiny_lm("gpt_neox", use_parallel_residual=False), Oracle.tiny("gpt_neox", use_parallel_residual=False)
-    return tiny_lm(name), Oracle.tiny(name)
-
-
-@cache
-def subject(name: str) -> Subject:
-    lm, oracle = pair(name)
-    sites: tuple[Site, ...] = SITES_OF_ALL if oracle.parallel else (*SITES_OF_ALL, "resid_mid")
-    layers = tuple(range(oracle.depth))
-    cases = [
-        Case(prompt=p, sampling=Sampling(max_tokens=11), capture=Capture(layers=layers, site=s, pool="none"))
-        for s in sites
-        for p in PROMPTS
-    ]
-    found = run(together(lm, cases))  # all sites ride in one batch: as many captures at once as there are sites
-    by_site = {site: found[i * len(PROMPTS) : (i + 1) * len(PROMPTS)] for i, site in enumerate(sites)}
-    encode = lm.backend.encoder.encode
-    ids = [encode(p) + g.completions[0].token_ids for p, g in zip(PROMPTS, by_site["resid_post"], strict=True)]
-    return Subject(lm, oracle, by_site, [oracle.streams(each) for each in ids])
+from inward.types import Capture, Sampling
+from oracle import relative
 
 
 @pytest.mark.parametrize("name", SUBJECTS)
@@ -76,47 +32,11 @@ def test_every_family_is_packed(name: str):
     assert {"states", "attention", "score"} <= backend.supports
 
 
-def check_states(it: Subject, site: Site) -> None:
-    """Captured states equal the independent ones, and another block's are at least ten times further off."""
-    for prompt, generation, stream in zip(PROMPTS, it.generations[site], it.streams, strict=True):
-        start = len(it.ids(prompt))
-        got, expected = generation.completions[0].states, stream[site][:, start:]
-        assert got is not None
-        error = relative(got, expected)
-        assert error < TOLERANCE, f"{site}: {error:.1e}"
-        for layer in it.layers[1:]:  # the neighbouring block, in both directions, row by row
-            for a, b in ((layer, layer - 1), (layer - 1, layer)):
-                assert nearest(got[a], expected[b]) > 10 * max(TOLERANCE, error), f"{site}: block {a} could be block {b}"
-
-
-def nearest(got: F32, expected: F32) -> float:
-    """Smallest relative error of a row: how well the best row would pass for the other block's."""
-    return float((np.linalg.norm(got - expected, axis=-1) / np.linalg.norm(expected, axis=-1)).min())
-
-
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_T2_states_equal_an_independent_forward_pass(name: str):
     it = subject(name)
     for site in it.sites:
         check_states(it, site)
-
-
-def check_residual(it: Subject, shift: int = 0) -> float:
-    """Return the largest error of the two sums that make a block, from captured states; `shift` takes another block's part."""
-    worst = 0.0
-    for place, stream in enumerate(it.streams):
-        found = {site: it.generations[site][place].completions[0].states for site in it.sites}
-        start = len(it.ids(PROMPTS[place]))
-        for layer in it.layers:
-            # the stream before block 0 is the embedding, which is no site; before any other it is captured
-            pre = found["resid_post"][layer - 1] if layer else stream["resid_pre"][0, start:]
-            part = (layer + shift) % len(it.layers)
-            if it.oracle.parallel:
-                worst = max(worst, relative(pre + found["attn_out"][part] + found["mlp_out"][part], found["resid_post"][layer]))
-                continue
-            worst = max(worst, relative(pre + found["attn_out"][part], found["resid_mid"][layer]))
-            worst = max(worst, relative(found["resid_mid"][layer] + found["mlp_out"][part], found["resid_post"][layer]))
-    return worst
 
 
 @pytest.mark.parametrize("name", SUBJECTS)
@@ -204,25 +124,6 @@ def test_layers_beyond_the_depth_are_refused():
         run(tiny_lm().score("x", "y", capture=Capture(layers=(0,), attention=2)))
 
 
-def check_order(together_: list[Completion], alone_: list[Completion]) -> None:
-    """Each row's vectors are its own: as many as its tokens, and nearer to its own single run's than to any other's."""
-    for i, mine in enumerate(together_):
-        assert mine.states is not None
-        assert mine.states.shape[1] == len(mine.token_ids)
-        width = min(len(c.token_ids) for c in alone_)
-        distance = [float(np.linalg.norm(mine.states[:, :width] - other.states[:, :width])) for other in alone_]
-        assert int(np.argmin(distance)) == i
-        assert distance[i] < 1e-3 * sorted(distance)[1]
-
-
-def order_of(lm: BatchedLM) -> tuple[list[Completion], list[Completion]]:
-    prompts = ["a", "bb", "ccc", "what is it", "e" * 40, "f g h", "g" * 9, "hello world"]
-    cases = [
-        Case(prompt=p, sampling=Sampling(max_tokens=4 + i), capture=Capture(layers=(0, 1), pool="none")) for i, p in enumerate(prompts)
-    ]
-    return [g.completions[0] for g in run(together(lm, cases))], [g.completions[0] for g in run(alone(lm, cases))]
-
-
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gpt_neox"])
 def test_D4_every_row_of_a_batch_gets_its_own_states(family: str):
     check_order(*order_of(tiny_lm(family)))
@@ -254,25 +155,6 @@ def test_E3_attention_rows_equal_eager_attention(name: str, layer: int):
         read = run(it.lm.score(prompt, tokens, capture=Capture(layers=(), attention=layer)))
         check_attention(read.attention, oracle.attention(ids + tokens, layer).numpy()[:, len(ids) :], len(ids))
         assert read.states is None
-
-
-def check_attention(got: F32 | None, expected: F32, prompt: int) -> None:
-    """Rows sum to one, look at nothing that comes later, and equal those of eager attention."""
-    assert got is not None
-    assert got.shape == expected.shape
-    assert np.abs(got.sum(-1) - 1).max() < 1e-5
-    later = np.triu(np.ones(got.shape[1:], bool), prompt + 1)
-    assert (got[:, later] == 0).all()
-    assert np.abs(got - expected).max() < 1e-5
-
-
-@cache
-def pair_eager(name: str) -> Oracle:
-    if name == "gpt_neox_sequential":
-        return Oracle.tiny("gpt_neox", attention="eager", use_parallel_residual=False)
-    oracle = lm_and_oracle("gemma")[1] if name == "gemma" else Oracle.tiny(name, attention="eager")
-    oracle.model.set_attn_implementation("eager")
-    return oracle
 
 
 def test_E3_a_sliding_layer_looks_no_further_than_its_window():

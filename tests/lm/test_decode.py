@@ -9,6 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from captures import Forced, check_pool, ids_of
 from identities import (
     ALL_SCORES,
     Case,
@@ -213,8 +214,6 @@ def apart_passes(lm, prompts):
     for prompt in prompts:
         run(together(lm, [Case(prompt=prompt)]))
     return lm.backend.passes
-    found = run(together(lm, [Case(prompt=base + "a" * 50 + x) for x in "ef"]))
-    assert [g.usage.cached_tokens for g in found] == [1 + 60 + 50] * 2
 
 
 def test_scoring_counts_a_forward_call_and_what_it_reads():
@@ -398,25 +397,6 @@ def test_one_token_at_most(n: int):
             assert relative(completion.states, expected) < 1e-4
 
 
-class Forced:
-    """Make a tiny model write given tokens, whatever its logits are, without touching anything else of the loop."""
-
-    def __init__(self, monkeypatch, *scripts: tuple[int, ...]) -> None:
-        from inward.lm.rows import Row
-
-        accept, place = Row.accept, {}
-
-        def forced(row, token, eos_ids, scores, watched):
-            script = place.setdefault(id(row), scripts[len(place) % len(scripts)])
-            accept(row, script[row.sampled] if row.sampled < len(script) else EOS, eos_ids, scores, watched)
-
-        monkeypatch.setattr(Row, "accept", forced)
-
-
-def ids_of(text: str) -> tuple[int, ...]:
-    return tuple(text.encode())
-
-
 @pytest.mark.parametrize("pool", ["mean", "last", "eos", "none"])
 @pytest.mark.parametrize(
     ("written", "stop", "kept", "tail"),
@@ -443,22 +423,6 @@ def test_a_stop_cuts_what_it_should_and_states_are_of_what_is_kept(monkeypatch, 
     assert (completion.text, completion.token_ids, completion.tail_ids) == (kept, ids_of(kept), ids_of(tail))
     assert completion.finish == ("stop" if tail else "eos")
     check_pool(lm, oracle, "prompt", completion, capture)
-
-
-def check_pool(lm, oracle, prompt, completion, capture, end=EOS) -> None:
-    """States are those of a plain forward over prompt and kept tokens (and the end token, for its own)."""
-    start = lm.count(prompt)
-    ids = lm.backend.encoder.encode(prompt) + completion.token_ids
-    stream = oracle.streams((*ids, end))[capture.site][list(capture.layers)]
-    kept = stream[:, start:-1]
-    if capture.pool == "eos":
-        assert relative(completion.states, stream[:, -1]) < 1e-4
-    elif capture.pool == "none":
-        assert relative(completion.states, kept) < 1e-4
-    elif not completion.token_ids:
-        assert np.isnan(completion.states).all()
-    else:
-        assert relative(completion.states, kept.mean(1) if capture.pool == "mean" else kept[:, -1]) < 1e-4
 
 
 @pytest.mark.parametrize("family", FEW)
