@@ -52,15 +52,16 @@ def pair(name: str) -> tuple[BatchedLM, Oracle]:
 
 @cache
 def subject(name: str) -> Subject:
-    lm, oracle = pair(name)
+    """Measure a family once for all tests."""
+    return measure(*pair(name))
+
+
+def measure(lm: BatchedLM, oracle: Oracle) -> Subject:
+    """Generate with every site captured, in one batch: as many captures at once as there are sites."""
     sites: tuple[Site, ...] = SITES_OF_ALL if oracle.parallel else (*SITES_OF_ALL, "resid_mid")
     layers = tuple(range(oracle.depth))
-    cases = [
-        Case(prompt=p, sampling=Sampling(max_tokens=11), capture=Capture(layers=layers, site=s, pool="none"))
-        for s in sites
-        for p in PROMPTS
-    ]
-    found = run(together(lm, cases))  # all sites ride in one batch: as many captures at once as there are sites
+    captures = [Capture(layers=layers, site=site, pool="none") for site in sites]
+    found = run(together(lm, [Case(prompt=p, sampling=Sampling(max_tokens=11), capture=c) for c in captures for p in PROMPTS]))
     by_site = {site: found[i * len(PROMPTS) : (i + 1) * len(PROMPTS)] for i, site in enumerate(sites)}
     encode = lm.backend.encoder.encode
     ids = [encode(p) + g.completions[0].token_ids for p, g in zip(PROMPTS, by_site["resid_post"], strict=True)]
