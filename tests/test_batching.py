@@ -123,6 +123,21 @@ def test_the_budget_is_never_exceeded_by_several():
         assert len(names) == 1 or sum(int(name.split(":")[0]) for name in names) <= 10
 
 
+def test_a_request_that_waits_is_priced_once():
+    """Pricing may mean tokenising; who waits for a thousand steps must not pay for it a thousand times."""
+
+    class Priced(StepBackend):
+        prices = 0
+
+        def cost(self, request):
+            self.prices += 1
+            return super().cost(request)
+
+    backend = Priced(budget=1)
+    run(_texts(Scheduler(backend), ["a", "b", "c"], steps=30))
+    assert backend.prices == 3
+
+
 def test_a_cancelled_callers_rows_leave_the_batch():
     backend = StepBackend(pause=0.002)
     scheduler = Scheduler(backend)

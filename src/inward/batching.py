@@ -315,7 +315,7 @@ class Scheduler:
             if self._running and (call.suspect or any(c.suspect for c in self._running.values())):
                 return
             try:
-                call.cost = self._backend.cost(call.request)
+                call.cost = call.cost or self._backend.cost(call.request)  # it may wait for many steps
                 if self._running and call.cost > room:
                     return
                 call.id = self._backend.add(call.request)

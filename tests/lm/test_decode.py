@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from dataclasses import replace
 from functools import cache
 
@@ -91,6 +92,57 @@ def test_D1_alone_is_batched_is_permuted_is_staggered(family: str, prefix_reuse:
         for case, generation in zip(cases, found, strict=True):
             for completion in generation.completions:
                 check_text(case, completion)
+
+
+def storm_cases(count: int, draw: random.Random) -> list[Case]:
+    """Calls at random: prompts around the widths of slots, prefixes within prefixes, every setting."""
+    starts = ("", SHARED, SHARED + "And what follows is shared by some of them, long enough to be kept. ")
+    cases = []
+    for _ in range(count):
+        prompt = draw.choice(starts) + "".join(draw.choice("abc ") for _ in range(draw.choice([0, 1, 5, 30, 62, 63, 64, 130])))
+        sampling = Sampling(
+            max_tokens=draw.choice([1, 2, 7, 30, 66]),
+            temperature=draw.choice([0, 0, 1.0]),
+            n=draw.choice([1, 1, 3, 5, 20]),
+            top_k=draw.choice([0, 10]),
+            top_p=draw.choice([1.0, 0.8]),
+            stop=draw.choice([(), ("a",), ("\n", "bc")]),
+            token_scores=draw.choice([(), ALL_SCORES]),
+        )
+        layers, site = tuple(draw.sample(range(4), 2)), draw.choice(["resid_post", "mlp_raw", "attn_out", "mlp_out", "resid_mid"])
+        over = draw.choice(["generated", "generated", "prompt_last"])
+        capture = Capture(layers=layers, site=site, pool=draw.choice(["mean", "last", "eos", "none"]), over=over)
+        cases.append(Case(prompt=prompt, sampling=sampling, capture=draw.choice([None, capture]), question=draw.choice([None, "q", "r"])))
+    return cases
+
+
+@pytest.mark.parametrize(("seed", "budget"), [(1, 100_000), (2, 700)], ids=["room", "little-room"])
+def test_whoever_comes_and_goes_everyone_gets_its_own_answer(seed: int, budget: int):
+    """Calls begin at random times, a fifth of them are cancelled, twice over the same model; the rest are as if alone."""
+    draw = random.Random(seed)
+    lm, cases = tiny_lm("gemma3", budget=budget), storm_cases(25, draw)
+
+    async def one(case: Case) -> Generation | None:
+        await asyncio.sleep(draw.random() / 2)
+        task = asyncio.create_task(ask(lm, case))
+        if draw.random() < 0.2:
+            await asyncio.sleep(draw.random() / 10)
+            task.cancel()
+        (found,) = await asyncio.gather(task, return_exceptions=True)
+        return found if isinstance(found, Generation) else None
+
+    async def storm() -> list[Generation | None]:
+        return list(await asyncio.gather(*map(one, cases)))
+
+    expected = run(alone(lm_of("gemma3", prefix_reuse=False), cases))
+    for _ in range(2):
+        kept = [triple for triple in zip(cases, expected, run(storm()), strict=True) if triple[2] is not None]
+        assert len(kept) > 15
+        check_same(*zip(*kept, strict=True))
+    engine = lm.backend._engine
+    assert not engine._calls
+    assert not engine._jobs
+    assert not engine._slabs._slabs
 
 
 @pytest.mark.parametrize("family", FEW)

@@ -124,7 +124,8 @@ class TransformersBackend:
         prompt = self.count(request.prompt)
         if not prompt:
             raise BadInput("the prompt is empty: there is nothing to continue")
-        new = request.sampling.max_tokens if request.continuation is None else len(self._given(request))
+        given = self._given(request)
+        new = request.sampling.max_tokens if request.continuation is None else len(given)
         if prompt + new > self.context:
             raise ContextLengthExceeded(
                 f"prompt ({prompt} tokens) and completion ({new}) need {prompt + new} tokens; "
@@ -132,7 +133,7 @@ class TransformersBackend:
             )
         vocabulary = self.model.get_output_embeddings().weight.shape[0]
         biased = tuple(i for i, _ in request.sampling.logit_bias)
-        named = {"watch": request.sampling.watch, "logit_bias": biased, "the continuation": self._given(request)}
+        named = {"watch": request.sampling.watch, "logit_bias": biased, "the continuation": given}
         for name, ids in named.items():
             if wrong := [i for i in ids if not 0 <= i < vocabulary]:
                 raise UsageError(f"{name} names tokens {wrong} that do not exist: the vocabulary has {vocabulary}")
