@@ -138,10 +138,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         return _complain(str(error), 2 if isinstance(error, UsageError) else 1)
     except OSError as error:
-        if error.errno != errno.ENOSPC or os.environ.get("INWARD_DEBUG") == "1":
+        if os.environ.get("INWARD_DEBUG") == "1":
             raise
-        where = f" for {error.filename!r}" if error.filename else ""
-        return _complain(f"the disk is full: no room{where}; free some space, or set INWARD_CACHE to a folder on another disk", 1)
+        return _complain(_of_the_system(error), 1)
+
+
+def _of_the_system(error: OSError) -> str:
+    """Say what the operating system refused, and what to look at."""
+    if error.errno == errno.ENOSPC:
+        if not error.filename:
+            return "the disk is full: no room for what is being written; free some space"
+        return f"the disk is full: no room for {error.filename!r}; free some space, or set INWARD_CACHE to a folder on another disk"
+    if not error.filename:
+        return f"the system refused: {error}"
+    return f"{error.filename!r}: {error.strerror or error}; check that it is there, and that you may read and write it"
 
 
 def _settings(pairs: Sequence[str]) -> dict[str, Any]:

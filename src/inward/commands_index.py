@@ -201,7 +201,7 @@ def search(path: str, query: str, k: int, where: Sequence[str], as_json: bool) -
     for rank, passage in enumerate(passages, 1):
         _print_passage(rank, passage)
     if not passages:
-        click.echo("no passage shares a term with the query")
+        click.echo(f"no passage{' with this metadata' if wanted else ''} shares a term with the query")
 
 
 def _filter(where: Sequence[str]) -> dict[str, list[Any]]:

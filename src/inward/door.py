@@ -9,7 +9,9 @@ from contextvars import copy_context
 from functools import lru_cache
 from typing import Any, TypeVar, overload
 
+from inward.errors import BadInput
 from inward.evals.run import answer, evaluate
+from inward.lm.source import check_there
 from inward.protocols import LM, Retriever
 from inward.strategies import BoundStrategy, Function, checked, plan
 from inward.trace import Outcome
@@ -77,8 +79,11 @@ def ask(
         InwardError: whatever goes wrong with a single question; in a list it becomes that outcome's `error`.
     """
     questions = [question] if isinstance(question, str) else list(question)
-    for text in questions:
-        checked(text)
+    for place, text in enumerate(questions):
+        try:
+            checked(text)
+        except BadInput as error:
+            raise error if isinstance(question, str) else BadInput(f"question {place + 1} of {len(questions)}: {error}") from None
     bound = bind(strategy, lm=lm, retriever=retriever, **options)
     if isinstance(question, str):
         return run(answer(bound, question, seed=seed))
@@ -86,7 +91,9 @@ def ask(
 
 
 def bind(strategy: str | Function, *, lm: str | LM = DEMO, retriever: str | Retriever | None = DEMO, **options: Any) -> BoundStrategy:
-    """Check strategy and options first, then load what goes by name, then bind; see `ask`."""
+    """Check model, strategy and options first, then load what goes by name, then bind; see `ask`."""
+    if isinstance(lm, str):
+        check_there(lm)
     if lm == DEMO and isinstance(strategy, str) and strategy in DEMO_THRESHOLDS and "prompt" not in options:
         options = {"threshold": DEMO_THRESHOLDS[strategy], **options}
     planned = plan(strategy, options)
@@ -99,9 +106,7 @@ def bind(strategy: str | Function, *, lm: str | LM = DEMO, retriever: str | Retr
 
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end, here or, where a loop is running already, in a thread that copies this context."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not _loop_is_running():
         return asyncio.run(work)
     started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = Future()
 
@@ -118,6 +123,14 @@ def run(work: Coroutine[Any, Any, T]) -> T:
             loop, task = started.result()
             loop.call_soon_threadsafe(task.cancel)
             raise
+
+
+def _loop_is_running() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 @lru_cache(maxsize=1)

@@ -16,13 +16,16 @@ from inward.types import Passage, Usage
 WIDTH = 100
 _LABEL = 11
 _GAUGE = 20
+_QUESTION = 600
+"""Characters of a question that are shown."""
 
 
 def explain(outcome: Outcome) -> str:
     """Say in plain text what happened to one question, step by step, and what it cost."""
-    lines = [_line("question", outcome.question)]
+    lines = [_line("question", shorten(outcome.question, _QUESTION, placeholder=" ..."))]
+    last_search = max((n for n, event in enumerate(outcome.events, 1) if isinstance(event, Searched)), default=None)
     for number, event in enumerate(outcome.events, 1):
-        lines += _event_lines(number, event)
+        lines += _event_lines(number, event, decides_search=last_search is None or number < last_search)
     lines += _closing(outcome)
     return "\n".join(lines)
 
@@ -58,7 +61,7 @@ def gauge(value: float, above: float, width: int = _GAUGE) -> str:
     return f"[{left:->{half}}|{right:-<{half}}]"
 
 
-def _event_lines(number: int, event: Event) -> Iterator[str]:
+def _event_lines(number: int, event: Event, *, decides_search: bool) -> Iterator[str]:
     match event:
         case Generated():
             more = f" (first of {len(event.texts)} samples)" if len(event.texts) > 1 else ""
@@ -69,10 +72,12 @@ def _event_lines(number: int, event: Event) -> Iterator[str]:
             yield _line(f"{number} score", f"{_quoted(event.text)} ({_read(event.usage)})")
         case Gated():
             relation = ("is above" if event.open else "is not above") if isfinite(event.value) else "counts as above"
-            verdict = "unsure: retrieve" if event.open else "sure: no retrieval"
-            yield _line(
-                f"{number} gate", f"{event.name} {event.value:.3f} {relation} {event.above:g}  {gauge(event.value, event.above)}  {verdict}"
-            )
+            above = event.above or 0.0  # not "-0"
+            if decides_search or not event.open:
+                verdict = "unsure: retrieve" if event.open else "sure: no retrieval"
+            else:  # after the last search: it decided something else
+                verdict = "open"
+            yield _line(f"{number} gate", f"{event.name} {event.value:.3f} {relation} {above:g}  {gauge(event.value, above)}  {verdict}")
             if event.parts:
                 yield _line("", ", ".join(f"{name} {value:.3f}" for name, value in event.parts.items()))
         case Searched():

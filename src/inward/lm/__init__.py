@@ -106,6 +106,9 @@ def load_lm(name: str | Path | BatchedLM = "demo", **options: Any) -> BatchedLM:
     """
     if isinstance(name, BatchedLM):
         return name
+    from inward.lm.source import check_there
+
+    check_there(name, options.get("gguf_file"))  # before seconds of imports
     from inward.lm.bundled import BUNDLED, bundled_path
     from inward.lm.loading import load_pretrained
     from inward.lm.transformers import TransformersBackend

@@ -74,6 +74,22 @@ def find_source(name: str | Path, gguf_file: str | None, local_files_only: bool 
     return Source(name=text, place=base, gguf=gguf, is_local=False, offline=is_offline(local_files_only))
 
 
+def check_there(name: str | Path, gguf_file: str | None = None) -> None:
+    """Check that a model may be where `name` says, in milliseconds: nothing heavy is imported, no connection made.
+
+    Raises:
+        ModelError: it looks like a path and nothing is there, or it is a folder that holds no model.
+        UsageError: as for `find_source`.
+    """
+    from inward.lm.bundled import BUNDLED
+
+    if str(name) in BUNDLED:
+        return
+    source = find_source(name, gguf_file, None)
+    if source.is_local and source.gguf is None:
+        check_configured(Path(source.place))
+
+
 def is_offline(local_files_only: bool | None) -> bool:
     """Whether connections are ruled out, by the caller or by `HF_HUB_OFFLINE`."""
     if local_files_only is not None:
@@ -97,11 +113,21 @@ def check_folder(folder: Path, allow_unsafe_weights: bool) -> None:
     Raises:
         ModelError: no configuration, no weights, weights in an unsafe format, or code that would have to be run.
     """
+    names = check_configured(folder)
+    refuse_remote_code(read_json(folder / "config.json"), str(folder))
+    check_weights(folder, names, allow_unsafe_weights)
+
+
+def check_configured(folder: Path) -> list[str]:
+    """Return the names of a folder's files, sorted.
+
+    Raises:
+        ModelError: there is no configuration among them, so it is no model's folder.
+    """
     names = sorted(file.name for file in folder.iterdir())
     if "config.json" not in names:
         raise ModelError(f"{str(folder)!r} holds no config.json{_instead(folder, names)}")
-    refuse_remote_code(read_json(folder / "config.json"), str(folder))
-    check_weights(folder, names, allow_unsafe_weights)
+    return names
 
 
 def check_weights(folder: Path, names: list[str], allow_unsafe_weights: bool) -> None:

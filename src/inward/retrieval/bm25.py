@@ -9,13 +9,14 @@ from math import log
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import tantivy
 
 from inward.batching import Batcher
 from inward.errors import IndexUnusable, UsageError
 from inward.retrieval.analysis import Terms, terms
 from inward.retrieval.card import CARD, IndexCard, read_card, state
-from inward.retrieval.segments import CHARS, DOC, FACET, WORDS, facet, load_row, open_segments, rows_of
+from inward.retrieval.segments import CHARS, DOC, FACET, WORDS, facet, first_line, load_row, open_segments, rows_of
 from inward.trace import Searched, current, note
 from inward.types import Filter, Passage, Usage
 
@@ -165,7 +166,18 @@ def allowed(where: Filter | None) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 
 def rank(now: Snapshot, asked: Asked) -> Found:
-    """Search; blocking."""
+    """Search; blocking.
+
+    Raises:
+        IndexUnusable: a file of the index is damaged.
+    """
+    try:
+        return _rank(now, asked)
+    except (ValueError, OSError, msgspec.DecodeError) as error:  # what tantivy makes of damaged bytes
+        raise IndexUnusable(f"the index {now.card.data!r} is damaged ({first_line(error)}); build it again") from error
+
+
+def _rank(now: Snapshot, asked: Asked) -> Found:
     notes: list[tuple[str, str]] = []
     asks = terms(asked.query)
     clauses = _clauses(now, asks, notes)
@@ -190,7 +202,10 @@ def _clauses(now: Snapshot, asks: Terms, notes: list[tuple[str, str]]) -> list[t
             if now.searcher.doc_freq(*term)
         }
         kept = sorted(telling, key=lambda term: (-telling[term], term))[:MAX_TERMS]
-        notes.append(("query capped", f"{len(wanted)} different terms, the {len(kept)} most telling ones are looked up"))
+        if len(telling) > MAX_TERMS:
+            notes.append(
+                ("query capped", f"{len(telling)} different terms are in the index, the {MAX_TERMS} most telling ones are looked up")
+            )
         wanted = Counter({term: wanted[term] for term in kept})
     q, schema = tantivy.Query, now.index.schema
     return [

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -34,6 +35,7 @@ KIND = "lexical"
 FORMAT = 1
 CARD, NEXT_CARD, LOCK, DATA_PREFIX = "index.json", "index.next.json", ".lock", "data-"
 _META = "meta.json"
+T = TypeVar("T")
 _RACES = 5
 """How often a reader looks again when a writer changes the folder under its eyes."""
 
@@ -137,7 +139,23 @@ def build_command(path: Path, name: str = "") -> str:
 
 def committed(data: Path) -> int:
     """Return the number of the last commit in a data folder."""
-    return msgspec.json.decode((data / _META).read_bytes(), type=_Meta).opstamp
+    return read_meta(data, _Meta).opstamp
+
+
+def read_meta(data: Path, type: type[T]) -> T:
+    """Read what tantivy says of a data folder, as far as `type` asks.
+
+    Raises:
+        FileNotFoundError: there is no such folder; a build may just have replaced it.
+        IndexUnusable: the file is damaged.
+    """
+    raw = (data / _META).read_bytes()
+    try:
+        return msgspec.json.decode(raw, type=type)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise IndexUnusable(
+            f"{_META} of {str(data.parent)!r} is damaged ({error}); build the index again: {build_command(data.parent)}"
+        ) from error
 
 
 def state(path: Path, card: IndexCard) -> tuple[int, ...] | None:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import msgspec
 
+from inward.errors import IndexUnusable
 from inward.retrieval.analysis import terms
 from inward.retrieval.bm25 import Asked, Snapshot, allowed, open_snapshot, rank
 from inward.retrieval.build import bytes_of
-from inward.retrieval.card import IndexCard, read_card
-from inward.retrieval.segments import CONTENT_MODULUS, Row, parts, stored_content
+from inward.retrieval.card import IndexCard, read_card, read_meta
+from inward.retrieval.segments import CONTENT_MODULUS, Row, first_line, parts, stored_content
 
 _SAMPLE, _SAMPLE_PER_PART = 64, 1
 _MANY = 100_000
@@ -62,7 +63,7 @@ def info(path: str | Path) -> IndexInfo:
     """
     path = Path(path)
     card = read_card(path)
-    meta = msgspec.json.decode((path / card.data / "meta.json").read_bytes(), type=_Meta)
+    meta = read_meta(path / card.data, _Meta)
     return IndexInfo(
         path=str(path),
         card=card,
@@ -92,13 +93,17 @@ def verify(path: str | Path) -> VerifyReport:
             if len(sample) < _SAMPLE:
                 sample += rows[:_SAMPLE_PER_PART]
     except (ValueError, OSError) as error:
-        damaged = Check(name="passages can be read", passed=False, detail=f"after {passages} of {card.passages}: {error}")
+        damaged = Check(name="passages can be read", passed=False, detail=f"after {passages} of {card.passages}: {first_line(error)}")
         return VerifyReport(path=str(path), passed=False, checks=(damaged,))
+    try:
+        found = _find_themselves(now, sample)
+    except IndexUnusable as error:
+        found = Check(name="search", passed=False, detail=str(error))
     checks = (
         _equal("documents", card.documents, documents),
         _equal("passages", card.passages, passages),
         _equal("content", card.content, f"{content:032x}"),
-        _find_themselves(now, sample),
+        found,
     )
     return VerifyReport(path=str(path), passed=all(check.passed for check in checks), checks=checks)
 

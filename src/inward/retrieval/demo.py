@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from errno import ENOSPC
 from hashlib import blake2b
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -36,7 +37,9 @@ def demo_index() -> Path:
         with FileLock(path.parent / "demo-index.lock", timeout=_WAIT_SECONDS), as_file(corpus) as source:
             if not _usable(path):
                 build_index(source, path, size=0, strict=True, progress=False)
-    except PermissionError as error:
+    except OSError as error:
+        if error.errno == ENOSPC:
+            raise
         raise UsageError(f"the cache folder {str(path.parent)!r} cannot be written ({error}); set INWARD_CACHE to one that can") from error
     return path
 

@@ -70,7 +70,13 @@ def open_segments(folder: Path) -> tantivy.Index:
     try:
         return _configure(tantivy.Index.open(str(folder)))
     except (ValueError, OSError) as error:
-        raise IndexUnusable(f"the index data in {folder.name!r} cannot be opened ({error}); build the index again") from error
+        raise IndexUnusable(f"the index data in {folder.name!r} cannot be opened ({first_line(error)}); build the index again") from error
+
+
+def first_line(error: Exception) -> str:
+    """Return what an error says, without the backtrace that tantivy may add, and not at length."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return lines[0][:200]
 
 
 def _configure(index: tantivy.Index) -> tantivy.Index:

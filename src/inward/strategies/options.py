@@ -101,14 +101,13 @@ def resolve(declared: Mapping[str, Option], given: Mapping[str, Any], label: str
     for name in given:
         if name not in declared:
             raise UnknownName(f"option of `{label}`", name, declared)
-    values: dict[str, Any] = {}
-    for option in declared.values():
-        if option.name not in given and option.required:
-            raise UsageError(
-                f"`{label}` needs {option.name} ({option.type_name}, no default): pass {option.name}=... "
-                f"(on the command line: {option.flag}){_MORE.get(option.name, '')}"
-            )
-        values[option.name] = _convert(given.get(option.name, option.default), option, label)
+    missing = [option for option in declared.values() if option.name not in given and option.required]
+    values = {o.name: _convert(given.get(o.name, o.default), o, label) for o in declared.values() if o not in missing}
+    for option in missing:  # after what was given: a mistake in that must not hide behind what is not there
+        raise UsageError(
+            f"`{label}` needs {option.name} ({option.type_name}, no default): pass {option.name}=... "
+            f"(on the command line: {option.flag}){_MORE.get(option.name, '')}"
+        )
     signals = [value for value in values.values() if _is_signal(value)]
     named = values.get("signal")
     return Resolved(
