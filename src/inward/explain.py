@@ -73,10 +73,8 @@ def _event_lines(number: int, event: Event, *, decides_search: bool) -> Iterator
         case Gated():
             relation = ("is above" if event.open else "is not above") if isfinite(event.value) else "counts as above"
             above = event.above or 0.0  # not "-0"
-            if decides_search or not event.open:
-                verdict = "unsure: retrieve" if event.open else "sure: no retrieval"
-            else:  # after the last search: it decided something else
-                verdict = "open"
+            opened = "unsure: retrieve" if decides_search else "open"  # after the last search it decided something else
+            verdict = opened if event.open else "sure: no retrieval"
             yield _line(f"{number} gate", f"{event.name} {event.value:.3f} {relation} {above:g}  {gauge(event.value, above)}  {verdict}")
             if event.parts:
                 yield _line("", ", ".join(f"{name} {value:.3f}" for name, value in event.parts.items()))
