@@ -369,8 +369,8 @@ def test_a_long_prompt_fed_in_several_passes_is_the_same(monkeypatch):
         check_same(cases, reference(family), run(together(lm, cases)))
 
 
-def test_texts_scored_beside_each_other_keep_their_own():
-    """D3: scores of a list are those of its members, in order."""
+def test_D3_texts_scored_beside_each_other_keep_their_own():
+    """Scores of a list are those of its members, in order."""
     lm = lm_of("llama")
     texts = ["a", "longer text", "z" * 90]
 

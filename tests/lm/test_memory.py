@@ -16,7 +16,9 @@ from architectures import serve
 from identities import Case, alone, ask, check_same, run, together
 from inward.errors import OutOfMemory
 from inward.lm import BatchedLM
+from inward.lm.decode import SHARED_BY
 from inward.lm.memory import bytes_per_token, free_host_memory, token_budget
+from inward.protocols import Request
 from inward.testing import tiny_lm
 from inward.testing_models import tiny_model
 from inward.types import Capture, Sampling
@@ -55,7 +57,8 @@ def test_M3_shared_prefixes_stay_within_their_room():
         run(together(lm, [Case(prompt=f"{i}" * 120 + tail, sampling=Sampling(max_tokens=2)) for tail in "ab"]))
     prefixes = lm.backend._engine._prefixes
     assert prefixes is not None
-    assert sum(len(s.ids) for s in prefixes._stored.values()) <= 250
+    kept = {id(s): len(s.ids) for segment in (*prefixes._stored.values(), *(fed for _, fed in prefixes._fed)) for s in segment.chain}
+    assert 0 < sum(kept.values()) <= 250
 
 
 def test_states_of_a_completion_are_its_own_memory():
@@ -104,6 +107,37 @@ def test_a_small_budget_only_makes_it_slower():
     check_same(cases, run(together(large, cases)), run(together(small, cases)))
     assert max(large.scheduler.rows) == 12
     assert max(small.scheduler.rows) < 6
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, SHARED_BY, 9])
+@pytest.mark.parametrize("length", [1, 60, 300])
+def test_what_a_request_takes_is_never_more_than_its_price(n: int, length: int):
+    lm = tiny_lm("llama")
+    backend = lm.backend
+    no_end = tuple((i, -1e9) for i in backend.encoder.eos_ids)
+    asked = Request(prompt="p" * length, sampling=Sampling(max_tokens=70, n=n, temperature=1.0, logit_bias=no_end))
+    engine = backend._engine
+    backend.add(asked)
+    most, done = 0, []
+    while not done:
+        done = engine.step()
+        chains = {id(s): len(s.ids) for slab in engine._slabs for s in slab.chain}
+        most = max(most, sum(chains.values()) + sum(len(slab.seats) * slab.columns for slab in engine._slabs))
+    assert most >= n * 64
+    assert most <= backend.cost(asked) - n * backend._logit_cost
+
+
+def test_samples_of_few_questions_share_the_prompt_that_they_fork_from():
+    """Whoever reads a prompt reads the prefix before it: few prompts that continue the prefix do not make their samples copy all."""
+    lm = tiny_lm("llama")
+    engine = lm.backend._engine
+    for tail in "ab":
+        lm.backend.add(Request(prompt="demonstrations " * 20 + tail, sampling=Sampling(max_tokens=9, n=SHARED_BY, temperature=1.0)))
+    owned = []
+    while any(progress := engine.step()) or engine._calls:
+        owned += [seat.length for slab in engine._slabs for seat in slab.seats]
+        del progress
+    assert max(owned) <= 9
 
 
 # -- when there is none ------------------------------------------------------------------------------------

@@ -331,7 +331,8 @@ class Engine:
         segment = job.segment
         segment.users = len(rows)
         chain = segment.chain
-        shared = next((i for i in range(len(chain), 0, -1) if all(s.users >= SHARED_BY for s in chain[:i])), 0)
+        # whoever reads a segment reads its ancestors, too
+        shared = next((i for i in range(len(chain), 0, -1) if chain[i - 1].users >= SHARED_BY), 0)
         own = chain[shared:]
         length = sum(len(s.ids) for s in own)
         keys = {n: torch.cat([s.keys[n] for s in own], 1) if len(own) > 1 else own[0].keys[n] for n in (segment.keys if own else ())}

@@ -19,6 +19,14 @@ FIRST_COLUMNS = 64
 """Width of the narrowest slab; a row that outgrows its slab moves to one twice as wide."""
 
 
+def columns_for(tokens: int) -> int:
+    """Width of the slab that a row of so many own tokens sits in."""
+    columns = FIRST_COLUMNS
+    while columns < tokens:
+        columns *= 2
+    return columns
+
+
 @dataclass(slots=True, eq=False)
 class Segment:
     """Keys and values of a run of tokens, `[H_kv, capacity, D]` per layer."""
@@ -185,9 +193,7 @@ class Slabs:
 
     def seat(self, chain: tuple[Segment, ...], length: int) -> Seat:
         """Seat a row that brings `length` own tokens and is about to get one more."""
-        columns = FIRST_COLUMNS
-        while columns <= length:
-            columns *= 2
+        columns = columns_for(length + 1)
         key = (chain, columns)
         if key not in self._slabs:
             self._slabs[key] = Slab(chain, columns)

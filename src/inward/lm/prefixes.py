@@ -96,7 +96,7 @@ class Prefixes:
     """Segments of prompt prefixes, least recently used first to go."""
 
     def __init__(self, capacity: int) -> None:
-        """Keep at most `capacity` tokens."""
+        """Keep at most `capacity` tokens, prompts that were fed lately included."""
         self._capacity = capacity
         self._stored: dict[Ids, Segment] = {}
         """Least recently used first, and a segment before the ones it continues: none outlives its own ancestors."""
@@ -112,8 +112,9 @@ class Prefixes:
         """Keep a prompt that has been fed whole, for a while and within half the room: the next may begin like it."""
         ids = tuple(i for each in segment.chain for i in each.ids)
         self._fed.append((ids, segment))
-        while self._fed and sum(len(each.ids) for _, each in self._fed) > self._capacity // 2:
+        while self._fed and _tokens(each for _, each in self._fed) > self._capacity // 2:
             self._fed.popleft()
+        self._evict()
 
     def assign(self, prompts: Sequence[Ids]) -> list[Segment | None]:
         """Return for each prompt the segment it continues; a new one is filled if a remembered prompt holds it.
@@ -176,11 +177,15 @@ class Prefixes:
         return None
 
     def _evict(self) -> None:
-        held = sum(len(s.ids) for s in self._stored.values())
         for ids in list(self._stored):
-            if held <= self._capacity:
+            if _tokens((*self._stored.values(), *(each for _, each in self._fed))) <= self._capacity:
                 return
-            held -= len(self._stored.pop(ids).ids)
+            del self._stored[ids]
+
+
+def _tokens(segments: Iterable[Segment]) -> int:
+    """Count the tokens that these segments keep alive: their own and their ancestors', each once."""
+    return sum({id(each): len(each.ids) for segment in segments for each in segment.chain}.values())
 
 
 def _chain(segment: Segment | None) -> tuple[Segment, ...]:

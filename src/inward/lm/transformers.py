@@ -16,6 +16,7 @@ from inward.lm.cold import ColdEngine
 from inward.lm.decode import SHARED_BY, Engine
 from inward.lm.encode import Encoder
 from inward.lm.identity import model_fingerprint
+from inward.lm.kv import columns_for
 from inward.lm.loading import Loaded
 from inward.lm.memory import bytes_per_token, token_budget
 from inward.lm.prefixes import MIN_TOKENS
@@ -153,11 +154,16 @@ class TransformersBackend:
             )
 
     def cost(self, request: Request) -> int:
-        """Tokens of keys and values, and the logits of a step in the same currency."""
+        """Tokens of keys and values at their most, and the logits of a step in the same currency.
+
+        A row takes a whole slot of its slab, and few rows of a prompt take a copy of it into theirs.
+        """
         prompt = self.count(request.prompt)
         if request.continuation is not None:
             return prompt + len(self._given(request)) + self._logit_cost
-        return prompt + request.sampling.n * (request.sampling.max_tokens + self._logit_cost)
+        sampling = request.sampling
+        copied = prompt if sampling.n < SHARED_BY else 0
+        return prompt + sampling.n * (columns_for(copied + sampling.max_tokens) + self._logit_cost)
 
     @property
     def _logit_cost(self) -> int:
