@@ -6,7 +6,6 @@ A backend enters with a row in `SUBJECTS`. Relative errors and flips are printed
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -131,11 +130,11 @@ def subject(request: pytest.FixtureRequest) -> Subject:
 
 
 @pytest.fixture
-def say(capsys: pytest.CaptureFixture[str], record_property: Callable[[str, object], None]) -> Callable[[str, object], None]:
+def say(record_property: Callable[[str, object], None]) -> Callable[[str, object], None]:
+    """Have a finding printed at the end of the run."""
+
     def write(what: str, found: object) -> None:
         record_property(what, str(found))
-        with capsys.disabled():
-            sys.stdout.write(f"\n  {what}: {found}")
 
     return write
 

@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from captures import Forced, check_pool, ids_of
+from captures import Forced, check_attention, check_pool, ids_of
 from identities import (
     ALL_SCORES,
     Case,
@@ -266,6 +266,25 @@ def apart_passes(lm, prompts):
     for prompt in prompts:
         run(together(lm, [Case(prompt=prompt)]))
     return lm.backend.passes
+
+
+@pytest.mark.parametrize("family", ["gemma3", "mistral", "llama"])
+def test_a_long_prompt_fed_in_parts_looks_only_at_its_window_and_is_exact(family: str, monkeypatch):
+    monkeypatch.setattr("inward.lm.decode.PREFILL_TOKENS", 64)
+    lm, oracle = tiny_lm(family), Oracle.tiny(family)
+    prompts = [LONG[:700], LONG[:300] + "another way"]
+    sampling = Sampling(max_tokens=8)
+    for prompt, found in zip(prompts, run(together(lm, [Case(prompt=p, sampling=sampling) for p in prompts])), strict=True):
+        assert list(found.completions[0].token_ids) == oracle.greedy(lm.backend.encoder.encode(prompt), 8, (EOS,))
+
+
+def test_attention_rows_of_a_windowed_block_are_whole_after_a_long_prompt(monkeypatch):
+    monkeypatch.setattr("inward.lm.decode.PREFILL_TOKENS", 64)
+    lm, oracle = tiny_lm("gemma3"), Oracle.tiny("gemma3", attention="eager")
+    ids, tokens = lm.backend.encoder.encode(LONG[:500]), ids_of("the answer")
+    for layer in (0, 2):
+        read = run(lm.score(LONG[:500], tokens, capture=Capture(layers=(), attention=layer)))
+        check_attention(read.attention, oracle.attention(ids + tokens, layer).numpy()[:, len(ids) :], len(ids))
 
 
 def test_scoring_counts_a_forward_call_and_what_it_reads():

@@ -43,7 +43,7 @@ from inward.testing import tiny_lm
 from inward.testing_models import END_OF_TURN, EOS, tiny_model
 from inward.trace import record
 from inward.types import Capture, Generation, Sampling
-from oracle import Oracle
+from oracle import Oracle, relative
 
 Check = Callable[[], object]
 SHARED = "Demonstrations that many questions share, so that they are read only once. "
@@ -178,6 +178,22 @@ def greedy_is_generate() -> Check:
         sampling = Sampling(max_tokens=20)
         for prompt, generation in zip(prompts, run(together(lm, [Case(prompt=p, sampling=sampling) for p in prompts])), strict=True):
             assert list(generation.completions[0].token_ids) == oracle.greedy(lm.backend.encoder.encode(prompt), 20, (EOS,))
+
+    return look
+
+
+@check
+def a_long_prompt_in_parts_is_exact() -> Check:
+    lm, oracle = tiny_lm("gemma3"), Oracle.tiny("gemma3")
+    prompt, capture = "".join(f"{i} sheep, " for i in range(80))[:700], Capture(layers=(0, 1, 2, 3), pool="none")
+
+    def look() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("inward.lm.decode.PREFILL_TOKENS", 64)
+            (found,) = run(together(lm, [Case(prompt=prompt, sampling=Sampling(max_tokens=8), capture=capture)]))
+        ids, tokens = lm.backend.encoder.encode(prompt), list(found.completions[0].token_ids)
+        assert tokens == oracle.greedy(ids, 8, (EOS,))
+        assert relative(found.states, oracle.streams((*ids, *tokens), capture.layers)["resid_post"][:, len(ids) :]) < 1e-5
 
     return look
 
@@ -613,6 +629,16 @@ FAULTS = [
         "allowed = self.rule(zero, zero, q, k)",
         "return (k <= q).expand(len(queries), len(keys))",
         "greedy_is_generate",
+    ),
+    Fault(
+        "the window of a long prompt begins one late", f"{A}Prefill.mask", "argmax())", "argmax()) + 1", "a_long_prompt_in_parts_is_exact"
+    ),
+    Fault(
+        "what left the window is cut one short",
+        f"{A}Prefill.attend",
+        "keys[:, unseen:], values[:, unseen:]",
+        "(t[:, max(0, unseen - 1) : t.shape[1] - (unseen > 0)] for t in (keys, values))",
+        "a_long_prompt_in_parts_is_exact",
     ),
     Fault(
         "the window counts from the packed step",

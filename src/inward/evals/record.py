@@ -37,6 +37,8 @@ class PassageText(msgspec.Struct, frozen=True, kw_only=True):
 
     text: str
     title: str = ""
+    document: str = ""
+    """Id of the document that the passage was cut from; gold evidence may name either."""
 
 
 class Hit(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,7 +146,7 @@ def record_of(question: Question, outcome: Outcome, seconds: float) -> Record:
         flags=outcome.answer.flags,
         used=tuple(passage.id for passage in outcome.answer.passages),
         steps=tuple(_step(event) for event in outcome.events),
-        passages={p.id: PassageText(text=p.text, title=p.title) for p in (*found, *outcome.answer.passages)},
+        passages={p.id: PassageText(text=p.text, title=p.title, document=str(p.metadata.get("doc", ""))) for p in (*found, *outcome.answer.passages)},
         usage=_cost(outcome.usage),
         seconds=seconds,
         confidence=outcome.confidence,

@@ -40,6 +40,10 @@ _IGNORED = frozenset(
 """Arguments of a layer that change nothing here; any other one sends the model to the cold path."""
 
 
+LONG = 256
+"""Keys before a prompt's new tokens from which on it is worth a look which of them a window leaves."""
+
+
 @dataclass(slots=True, eq=False)
 class Prefill:
     """New tokens of a segment, `rows` of the packed step."""
@@ -57,14 +61,19 @@ class Prefill:
         return self.segment.filled + int(self.rows.stop - self.rows.start)
 
     def mask(self, rule: MaskRule, positions: Tensor) -> Tensor:
-        """Return `[n, S]`, true where a query may look."""
+        """Return `[n, S]`, true where a query may look, over the last `S` keys: those before them no query may look at."""
         keys = torch.arange(self.segment.start + self.length, device=positions.device)
-        return rule.allows(positions[self.rows], keys)
+        mask = rule.allows(positions[self.rows], keys)
+        if len(keys) - len(mask) < LONG:
+            return mask
+        return mask[:, int(mask.any(0).byte().argmax()) :]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float | None) -> Tensor:
         """Return `[n, H, D_v]` for `q [H, n, D]`, `k` and `v [H_kv, n, D]`."""
         self.segment.write(layer, k, v)
         keys, values = self.segment.read(layer, self.length)
+        unseen = keys.shape[1] - mask.shape[1]  # what has left the window
+        keys, values = keys[:, unseen:], values[:, unseen:]
         heads, n, _ = q.shape
         groups = heads // keys.shape[0]
         folded = q.reshape(keys.shape[0], groups * n, -1)  # queries of one key head together: keys are not repeated
@@ -74,7 +83,7 @@ class Prefill:
         else:
             weights = _softmax(folded @ keys.transpose(1, 2), mask, scale, softcap)
             if self.attention_layer == layer:
-                self.attention = weights.view(heads, n, -1).float()
+                self.attention = F.pad(weights.view(heads, n, -1).float(), (unseen, 0))
             out = weights @ values
         return out.view(heads, n, -1).transpose(0, 1)
 

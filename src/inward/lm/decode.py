@@ -49,6 +49,7 @@ class Engine:
         self._model, self._encoder, self._taps = model, encoder, taps
         self._cache_argument = cache_argument
         self._device: torch.device = model.get_input_embeddings().weight.device
+        self._head_device: torch.device = model.get_output_embeddings().weight.device  # another one under some device maps
         self._vocabulary: int = model.get_output_embeddings().weight.shape[0]
         self._eos = frozenset(encoder.eos_ids)
         self._hidden_size: int = model.config.get_text_config().hidden_size
@@ -241,7 +242,7 @@ class Engine:
         self._taps.want((c.site, layer) for c in captures for layer in c.layers)
         self._taps.clear()
         ids = send([tokens], self._device)
-        keep = send(rows or [0], self._device)
+        keep = send(rows or [0], self._head_device)
         with planned(plan):
             cache = {self._cache_argument: PackedCache()}
             out = self._model(input_ids=ids, position_ids=plan.positions[None], use_cache=True, logits_to_keep=keep, **cache)
