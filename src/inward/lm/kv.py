@@ -125,7 +125,7 @@ class Slab:
         """Give a new row the next slot, cleared: columns ahead of a row are masked, but a stray nan survives a mask."""
         slot = len(self.seats)
         if slot == self.capacity:
-            self._resize(max(4, 2 * self.capacity))
+            self._resize(max(1, 2 * self.capacity))
         if slot < self.used:
             for store in (self.keys, self.values):
                 for tensor in store.values():
