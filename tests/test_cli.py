@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import io
 import json
 import os
 import signal
@@ -14,10 +16,12 @@ import pytest
 
 from inward import cli
 from inward.doctor import CORE, EXTRAS, Check, Extra, examine
+from inward.lm.bundled import BUNDLED
 from inward.prompts import PromptTemplate
+from inward.signals import SIGNALS
 from inward.strategies import STRATEGIES
 from inward.testing import FixedRetriever, FunctionLM
-from inward.types import Passage
+from inward.types import Answer, Passage
 
 PASSAGE = Passage(id="paris#0", title="Paris", text="Zymurgia: the capital of France is Paris.", score=5.0)
 QUESTION = "What is the capital of France?"
@@ -114,7 +118,7 @@ def test_model_index_seed_and_prompt_reach_where_they_are_used(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ((), 2, "Missing argument"),
+        ((), 2, "no question: name one or more, or a file of them with --questions"),
         (("q", "--nonsense"), 2, "No such option"),
         (("q", "--threshold", "high"), 2, "'high' is not a valid float"),
         (("q", "--strategy", "gatd"), 2, "did you mean 'gated'"),
@@ -163,13 +167,94 @@ def test_a_full_disk_is_said_plainly(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert capsys.readouterr().err.startswith("inward: the disk is full: no room for '/somewhere/model.safetensors'; free some space")
 
 
-def test_another_operating_system_error_is_not_disguised(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(errno.EIO, "bad sector"), "inward: the system refused: [Errno 5] bad sector\n"),
+        (PermissionError(errno.EACCES, "Permission denied", "/etc/x"), "inward: '/etc/x': Permission denied; check that it is there, and"),
+        (OSError(errno.ENOSPC, "No space left"), "inward: the disk is full: no room for what is being written; free some space\n"),
+    ],
+)
+def test_what_the_system_refuses_is_one_line_with_its_name(
+    error: OSError, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     def refused(*_: object, **__: object) -> None:
-        raise OSError(errno.EIO, "bad sector")
+        raise error
 
     monkeypatch.setattr("inward.door.bind", refused)
-    with pytest.raises(OSError, match="bad sector"):
+    assert run("ask", "q") == 1
+    err = capsys.readouterr().err
+    assert err.startswith(message)
+    assert err.count("\n") == 1
+    monkeypatch.setenv("INWARD_DEBUG", "1")
+    with pytest.raises(type(error)):
         run("ask", "q")
+
+
+@pytest.mark.usefixtures("doubles")
+@pytest.mark.parametrize("of", ["file", "stdin"])
+def test_questions_come_from_a_file_or_standard_input(
+    of: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "q.txt").write_text(f"{QUESTION}\n\n  And Spain?  \n", encoding="utf-8")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO((tmp_path / "q.txt").read_bytes())))
+    assert run("ask", "First?", "--questions", str(tmp_path / "q.txt") if of == "file" else "-", "--json", "--threshold", "3") == 0
+    shown = [json.loads(line)["question"] for line in capsys.readouterr().out.splitlines()]
+    assert shown == ["First?", QUESTION, "And Spain?"]
+
+
+def test_an_answer_is_shown_as_soon_as_those_before_it_are(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """The second is ready first and waits; the third fails after the first two have been printed."""
+    seen: list[str] = []
+    ready = asyncio.Event()
+
+    async def turns(question: str) -> Answer:
+        if question == "one":
+            await ready.wait()
+        if question == "two":
+            ready.set()
+        if question == "three":
+            await asyncio.sleep(0.05)
+            seen.append(capsys.readouterr().out)
+        return Answer(text=question, short=question)
+
+    class Bound:
+        name, options = "turns", {}
+
+        async def __call__(self, question: str) -> Answer:
+            return await turns(question)
+
+    monkeypatch.setattr("inward.door.bind", lambda *_, **__: Bound())
+    assert run("ask", "one", "two", "three", "--json") == 0
+    assert [json.loads(line)["question"] for line in seen[0].splitlines()] == ["one", "two"]
+    assert [json.loads(line)["question"] for line in capsys.readouterr().out.splitlines()] == ["three"]
+
+
+def test_strategies_are_shown_as_they_are_typed(capsys: pytest.CaptureFixture[str]):
+    assert run("strategies") == 0
+    out = capsys.readouterr().out
+    assert "--set max_retrievals=..." in out
+    assert "--threshold" in out
+    assert out.rstrip().endswith(", ".join(SIGNALS))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--strategy", "mine.py"), "named with its function: mine.py:my_strategy"),
+        (("--model", "./no/such/model"), "'./no/such/model'"),
+        (("--strategy", "gated", "--model", "other/model", "--set", "max_retrievals=-1"), "must be int, got -1 (expected at least 0)"),
+        (("--index", "", "--threshold", "1"), "an index is named by its folder, or 'demo', got ''"),
+    ],
+)
+def test_a_mistake_is_found_before_torch_is_there(arguments: tuple[str, ...], message: str):
+    """And before what is missing, such as a threshold, hides it."""
+    script = "import sys; from inward.cli import main; code = main(sys.argv[1:]); print('torch' in sys.modules); raise SystemExit(code)"
+    ran = subprocess.run([sys.executable, "-c", script, "ask", "q", *arguments], capture_output=True, text=True, check=False, timeout=120)
+    assert message in ran.stderr
+    assert ran.returncode in (1, 2)
+    assert ran.stderr.count("\n") == 1
+    assert ran.stdout == "False\n"
 
 
 # --- the command as a process ---
@@ -269,7 +354,7 @@ def test_doctor_fails_when_something_is_broken(monkeypatch: pytest.MonkeyPatch, 
     assert run("doctor") == 1
     out, err = capsys.readouterr()
     assert "broken   torch" in out
-    assert err == "inward: 1 checks failed\n"
+    assert err == "inward: 1 check failed\n"
     monkeypatch.setattr("inward.doctor.examine", lambda deep: found[1:])
     assert run("doctor", "--json") == 0
     assert json.loads(capsys.readouterr().out) == {"name": "x", "state": "absent", "detail": "optional"}
@@ -331,3 +416,31 @@ def test_progress_goes_to_stderr_and_only_to_a_terminal(
     out, err = capsys.readouterr()
     assert "loading" not in out
     assert ("loading google/gemma-3-270m" in err) == terminal
+
+
+def cache_check() -> Check:
+    return next(check for check in examine() if check.name == "cache")
+
+
+def test_doctor_says_when_the_bundled_model_has_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("INWARD_CACHE", str(tmp_path))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage(10**6))
+    found = cache_check()
+    assert found.state == "broken"
+    assert "1,000,000 bytes free, and the bundled model takes" in found.detail
+    assert "INWARD_CACHE" in found.detail
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage(10**11))
+    assert cache_check().state == "ok"
+
+
+def test_doctor_names_what_a_conversion_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("INWARD_CACHE", str(tmp_path))
+    assert "cut short" not in cache_check().detail
+    left = tmp_path / "models" / f".{BUNDLED['demo'].folder_name}-abc"
+    left.mkdir(parents=True)
+    (left / "source.gguf").write_bytes(bytes(1234))
+    assert f"1,234 bytes of a conversion that goes on now or was cut short, in {left}" in cache_check().detail
+
+
+def usage(free: int) -> object:
+    return type("Usage", (), {"free": free, "total": 10**12, "used": 10**12 - free})()

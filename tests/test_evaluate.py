@@ -13,7 +13,7 @@ import pytest
 
 from inward import ask, evaluate
 from inward.errors import BadInput, UnknownName, UsageError
-from inward.evals.run import answer
+from inward.evals.run import Finished, answer, each
 from inward.lm import BatchedLM
 from inward.testing import FixedRetriever, FunctionLM, tiny_lm
 from inward.trace import Generated, Outcome, current, gate
@@ -251,3 +251,37 @@ def test_equal_questions_have_equal_outcomes():
     retriever = FixedRetriever([Passage(id="1", text="one")])
     one, two = ask(["same", "same"], lm=LM, retriever=retriever, strategy=ask_lm)
     assert one == two
+
+
+def test_an_empty_question_in_a_list_is_named_by_its_place():
+    with pytest.raises(BadInput, match=r"question 2 of 3: .*visible character"):
+        ask(["fine", " ", "fine"], lm=LM, retriever=None, strategy=ask_lm)
+
+
+def test_an_error_has_no_ancestor_of_the_doors_own():
+    """Where there is no running loop, that is nothing that went wrong."""
+
+    async def fragile(question: str, *, lm: FunctionLM) -> Answer:
+        raise ValueError("its own")
+
+    with pytest.raises(ValueError, match="its own") as caught:
+        ask("q", lm=LM, retriever=None, strategy=fragile)
+    assert caught.value.__context__ is None
+    assert caught.value.__cause__ is None
+
+
+def test_outcomes_are_handed_over_as_they_come_and_what_the_taker_raises_ends_the_run():
+    async def turn(question: str) -> Answer:
+        await asyncio.sleep(0.01 * int(question))
+        return Answer(text=question, short=question)
+
+    came: list[Finished] = []
+    asyncio.run(each(turn, ["3", "1", "2"], came.append, concurrency=3))
+    assert [(f.place, f.outcome.answer.short) for f in came] == [(1, "1"), (2, "2"), (0, "3")]
+    assert all(f.seconds >= 0.009 * int(f.outcome.answer.short) for f in came)
+
+    def full(_: Finished) -> None:
+        raise OSError("no room")
+
+    with pytest.raises(OSError, match="no room"):
+        asyncio.run(each(turn, ["1", "500"], full))

@@ -168,3 +168,19 @@ def test_numbers_that_json_cannot_name_become_null():
 
 def test_json_is_one_line():
     assert "\n" not in to_json(replace(OUTCOME, question="two\nlines"))
+
+
+def test_a_long_question_is_shortened():
+    shown = explain(replace(OUTCOME, question="why " * 5000))
+    assert len(shown) < 3000
+    assert "why why ..." in " ".join(shown.split())
+
+
+def test_a_gate_after_the_last_search_decides_something_else():
+    last = replace(GATE, number=6)
+    lines = [line for line in explain(replace(OUTCOME, events=(DRAFT, GATE, SEARCH, AGAIN, last))).splitlines() if " gate " in line]
+    assert [line.rpartition("  ")[2] for line in lines] == ["unsure: retrieve", "open"]
+
+
+def test_no_threshold_is_minus_zero():
+    assert "above 0 " in explain(replace(OUTCOME, events=(replace(GATE, above=-0.0),)))

@@ -7,12 +7,15 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from inward import __version__
 from inward.errors import InwardError, UsageError
+
+if TYPE_CHECKING:
+    from inward.trace import Outcome
 
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -44,7 +47,7 @@ def cli() -> None:
 
 
 @cli.command(context_settings=_HELP)
-@click.argument("questions", nargs=-1, required=True, metavar="QUESTION...")
+@click.argument("questions", nargs=-1, metavar="[QUESTION]...")
 @click.option("--strategy", default=None, metavar="NAME", help="See `inward strategies`. Default: gated(mean-nll).")
 @click.option("--model", default="demo", show_default=True, metavar="NAME", help="Folder, GGUF file or hub id.")
 @click.option("--index", default="demo", show_default=True, metavar="FOLDER", help="An index made by `inward index build`.")
@@ -53,35 +56,69 @@ def cli() -> None:
 @click.option("-k", "--k", "k", type=int, default=None, help="Passages per search.")
 @click.option("--set", "more", multiple=True, metavar="NAME=VALUE", help="Any other option of the strategy; may be repeated.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of random draws; greedy strategies draw nothing.")
+@click.option(
+    "--questions",
+    "file",
+    type=click.File("r", encoding="utf-8"),
+    default=None,
+    help="A file with one question a line; - is standard input.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per question and line.")
 def ask(
-    questions: Sequence[str], strategy: str | None, model: str, index: str, seed: int, as_json: bool, more: Sequence[str], **options: Any
+    questions: Sequence[str],
+    strategy: str | None,
+    model: str,
+    index: str,
+    seed: int,
+    as_json: bool,
+    more: Sequence[str],
+    file: TextIO | None,
+    **options: Any,
 ) -> None:
     """Answer each QUESTION and say why passages were looked up, or not.
+
+    All are worked on at once; each is shown, in order, as soon as it and those before it are answered.
 
     The bundled model is google/gemma-3-270m, under the Gemma Terms of Use (ai.google.dev/gemma/terms).
     """
     from inward import door
-    from inward.evals.run import evaluate
+    from inward.evals.run import Finished, each
     from inward.explain import explain, to_json
-    from inward.strategies import checked
 
-    for question in questions:
-        checked(question)
+    asked = _questions(questions, file)
     given = _settings(more) | {name: value for name, value in options.items() if value is not None}
     _tell(f"loading {GEMMA if model == door.DEMO else model} ...")
     bound = door.bind(strategy or door.DEFAULT_STRATEGY, lm=model, retriever=index, **given)
-    outcomes = door.run(evaluate(bound, questions, seed=seed))
-    for number, outcome in enumerate(outcomes):
-        if as_json:
-            click.echo(to_json(outcome, model=model, strategy=bound.name, options=dict(bound.options)))
-        else:
-            click.echo(("\n" if number else "") + explain(outcome))
+    waiting: dict[int, Outcome] = {}
+    failed: list[str] = []
+    shown = 0
+
+    def show(finished: Finished) -> None:
+        nonlocal shown
+        waiting[finished.place] = finished.outcome
+        while (outcome := waiting.pop(shown, None)) is not None:
+            if as_json:
+                click.echo(to_json(outcome, model=model, strategy=bound.name, options=dict(bound.options)))
+            else:
+                click.echo(("\n" if shown else "") + explain(outcome))
+            failed.extend([outcome.error] if outcome.error is not None else [])
+            shown += 1
+
+    door.run(each(bound, asked, show, seed=seed))
     if not as_json:
         click.echo(f"\n{bound.name} on {GEMMA if model == door.DEMO else model}")
-    failed = [outcome for outcome in outcomes if outcome.error is not None]
     if failed:
-        raise InwardError(f"{len(failed)} of {len(outcomes)} questions failed; the first: {failed[0].error}")
+        raise InwardError(f"{len(failed)} of {len(asked)} questions failed; the first: {failed[0]}")
+
+
+def _questions(named: Sequence[str], file: TextIO | None) -> list[str]:
+    """Gather the questions and refuse an empty one before anything is loaded."""
+    from inward.strategies import checked
+
+    asked = [*named, *(line.strip() for line in file or () if line.strip())]
+    if not asked:
+        raise UsageError("no question: name one or more, or a file of them with --questions")
+    return [checked(question) for question in asked]
 
 
 @cli.command(context_settings=_HELP)
@@ -90,6 +127,7 @@ def strategies(as_json: bool) -> None:
     """List strategies, what they need of a model, their options and defaults."""
     import msgspec
 
+    from inward.signals import SIGNALS
     from inward.strategies.listing import rows
 
     for row in rows():
@@ -99,6 +137,8 @@ def strategies(as_json: bool) -> None:
         click.echo(f"{row.name}\n  {row.summary}\n  needs     {', '.join(row.needs) or 'text'}")
         for option in row.options:
             click.echo(f"  {option.flag:<24} {option.type}, {option.shown_default}")
+    if not as_json:
+        click.echo(f"\nsignals, as in gated({next(iter(SIGNALS))}) or --set signal={next(iter(SIGNALS))}\n  {', '.join(SIGNALS)}")
 
 
 @cli.command(context_settings=_HELP)
@@ -115,7 +155,7 @@ def doctor(deep: bool, as_json: bool) -> None:
         broken += check.state == "broken"
         click.echo(msgspec.json.encode(check).decode() if as_json else f"{check.state:<8} {check.name:<18} {check.detail}")
     if broken:
-        raise InwardError(f"{broken} checks failed")
+        raise InwardError(f"{broken} {'check' if broken == 1 else 'checks'} failed")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

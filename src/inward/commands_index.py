@@ -15,6 +15,7 @@ import msgspec
 from inward.errors import InwardError, UsageError
 from inward.retrieval import BuildReport, EditReport, add, build_index, delete, info, load_retriever, merge, verify
 from inward.retrieval.build import bytes_needed, free_space, in_words
+from inward.retrieval.card import CARD
 from inward.retrieval.corpus import Corpus, Format
 from inward.trace import Noted, record
 from inward.types import Passage
@@ -33,7 +34,9 @@ def _keeps_the_index(command: Command) -> Command:
         try:
             command(*args, **kwargs)
         except KeyboardInterrupt:
-            click.echo(f"inward: interrupted; the index at {kwargs['path']!r} holds what was last committed", err=True)
+            path = kwargs["path"]
+            left = "holds what was last committed" if (Path(path) / CARD).exists() else "was not there before and is not there now"
+            click.echo(f"inward: interrupted; the index at {path!r} {left}", err=True)
             raise click.exceptions.Exit(130) from None
 
     return guarded  # type: ignore[return-value]
@@ -80,7 +83,7 @@ def build(source: str, path: str, size: int, overlap: int, format: Format | None
         _print_json(report)
         return
     rate = report.passages / max(report.seconds, 1e-9)
-    click.echo(f"{report.passages} passages of {report.documents} documents in {report.path} ({in_words(report.bytes)})")
+    click.echo(f"{_some(report.passages, 'passage')} of {_some(report.documents, 'document')} in {report.path} ({in_words(report.bytes)})")
     click.echo(f"{report.seconds:.1f} s, {rate:.0f} passages a second, fingerprint {report.fingerprint}")
 
 
@@ -106,7 +109,7 @@ def add_documents(source: str, path: str, format: Format | None, strict: bool, m
     if as_json:
         _print_json(report)
         return
-    click.echo(f"{report.added} documents added, {report.updated} updated, {report.unchanged} were there as they are")
+    click.echo(f"{_some(report.added, 'document')} added, {report.updated} updated, {report.unchanged} were there as they are")
     _print_totals(report)
 
 
@@ -134,7 +137,7 @@ def delete_documents(path: str, ids: Sequence[str], ids_file: Any, merged: bool,
     if as_json:
         _print_json(report)
         return
-    click.echo(f"{report.deleted} documents deleted, {len(report.missing)} were not there")
+    click.echo(f"{_some(report.deleted, 'document')} deleted, {len(report.missing)} not there")
     _print_totals(report)
 
 
@@ -143,7 +146,7 @@ def delete_documents(path: str, ids: Sequence[str], ids_file: Any, merged: bool,
 @_json
 def describe(path: str, as_json: bool) -> None:
     """Say what INDEX holds and how it was made."""
-    found = info(path)
+    found = info(_folder(path))
     if as_json:
         _print_json(found)
         return
@@ -151,13 +154,13 @@ def describe(path: str, as_json: bool) -> None:
     split = f"about {card.split.size} words, {card.split.overlap} repeated" if card.split.size else "documents kept whole"
     rows = {
         "kind": f"{card.kind}, format {card.format}",
-        "passages": f"{card.passages} of {card.documents} documents",
+        "passages": f"{card.passages} of {_some(card.documents, 'document')}",
         "split": split,
         "corpus": card.source,
         "analyser": f"{card.analyser.stemmer} stemmer, {len(card.analyser.stopwords)} stop words, fingerprint {card.analyser_fingerprint}",
         "built": f"{card.built} by inward {card.inward}, {card.tantivy}",
-        "on disk": f"{in_words(found.bytes)} in {found.segments} segments",
-        "deleted": f"{found.deleted} passages still count in scores"
+        "on disk": f"{in_words(found.bytes)} in {_some(found.segments, 'segment')}",
+        "deleted": f"{_some(found.deleted, 'passage')} still counted in scores"
         + ("; clear them with: inward index delete INDEX --merge" if found.deleted else ""),
         "fingerprint": found.fingerprint,
     }
@@ -170,7 +173,7 @@ def describe(path: str, as_json: bool) -> None:
 @_json
 def self_test(path: str, as_json: bool) -> None:
     """Read every passage of INDEX, compare with its card, and let a sample find itself."""
-    report = verify(path)
+    report = verify(_folder(path))
     if as_json:
         _print_json(report)
     else:
@@ -202,6 +205,20 @@ def search(path: str, query: str, k: int, where: Sequence[str], as_json: bool) -
         _print_passage(rank, passage)
     if not passages:
         click.echo(f"no passage{' with this metadata' if wanted else ''} shares a term with the query")
+
+
+def _folder(path: str) -> Path:
+    """Return an index's folder; `demo` is the bundled one."""
+    if path == "demo":
+        from inward.retrieval.demo import demo_index
+
+        return demo_index()
+    return Path(path)
+
+
+def _some(number: int, what: str) -> str:
+    """Say how many, in the singular where it is one."""
+    return f"{number} {what if number == 1 else what + 's'}"
 
 
 def _filter(where: Sequence[str]) -> dict[str, list[Any]]:
@@ -251,7 +268,9 @@ def _with_totals_of(totals: EditReport, report: EditReport) -> EditReport:
 
 
 def _print_totals(report: EditReport) -> None:
-    click.echo(f"{report.passages} passages of {report.documents} documents in {report.path}, fingerprint {report.fingerprint}")
+    click.echo(
+        f"{_some(report.passages, 'passage')} of {_some(report.documents, 'document')} in {report.path}, fingerprint {report.fingerprint}"
+    )
 
 
 def _print_passage(rank: int, passage: Passage) -> None:

@@ -68,7 +68,7 @@ def examine(*, deep: bool = False) -> Iterator[Check]:
         yield _accelerator()
     extras = [_extra(extra) for extra in EXTRAS]
     yield from extras
-    yield _cache()
+    yield _cache(needs_room=extras[0].state == "ok")
     bundled = _bundled(usable=extras[0].state == "ok")
     yield bundled
     yield _demo_index()
@@ -133,21 +133,37 @@ def _accelerator() -> Check:
     return Check(name="accelerator", state="ok", detail=f"{found}, CUDA {torch.version.cuda}")
 
 
-def _cache() -> Check:
+def _cache(*, needs_room: bool) -> Check:
     from inward.cache import cache_folder
+    from inward.lm.bundled import BUNDLED
 
     folder = cache_folder()
     there = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(there).free
-    detail = f"{folder}, {free:,} bytes free; INWARD_CACHE moves it"
+    model = BUNDLED["demo"]
+    there_already = _converted()
     if not os.access(there, os.W_OK | os.X_OK):
+        if there_already:
+            return Check(name="cache", state="ok", detail=f"{folder}, read only; the bundled model is there")
         return Check(name="cache", state="broken", detail=f"{there} cannot be written: set INWARD_CACHE to a folder that can")
-    return Check(name="cache", state="ok", detail=detail)
+    if needs_room and not there_already and free < model.needed:
+        lack = f"{free:,} bytes free, and the bundled model takes {model.needed:,}"
+        return Check(name="cache", state="broken", detail=f"{folder}: {lack}; free some, or set INWARD_CACHE to a folder on another disk")
+    stale = [file for left in (folder / "models").glob(f".{model.folder_name}-*") for file in left.rglob("*") if file.is_file()]
+    left_over = sum(file.stat().st_size for file in stale)
+    note = f"; {left_over:,} bytes of a conversion that goes on now or was cut short, in {stale[0].parent}" if stale else ""
+    return Check(name="cache", state="ok", detail=f"{folder}, {free:,} bytes free; INWARD_CACHE moves it{note}")
+
+
+def _converted() -> bool:
+    from inward.cache import cache_folder
+    from inward.lm.bundled import BUNDLED, licence_notes
+
+    return bool(licence_notes(cache_folder() / "models" / BUNDLED["demo"].folder_name))
 
 
 def _bundled(usable: bool) -> Check:
-    from inward.cache import cache_folder
-    from inward.lm.bundled import BUNDLED, licence_notes, model_notice
+    from inward.lm.bundled import BUNDLED, model_notice
 
     name = "bundled model"
     if not usable:
@@ -156,8 +172,7 @@ def _bundled(usable: bool) -> Check:
         BUNDLED["demo"].parts()
     except InwardError as error:
         return Check(name=name, state="broken", detail=str(error))
-    converted = licence_notes(cache_folder() / "models" / BUNDLED["demo"].folder_name)
-    when = "converted" if converted else "to be converted on first use, about a minute"
+    when = "converted" if _converted() else "to be converted on first use, about a minute"
     return Check(name=name, state="ok", detail=f"{model_notice('demo')}; checksum right, {when}")
 
 

@@ -111,7 +111,7 @@ def test_add_delete_and_merge(run: Run, index: str, tmp_path: Path):
     report = run("add", "more.jsonl", index, "--json").json
     assert (report["added"], report["updated"], report["documents"]) == (1, 1, 4)
     ran = run("delete", index, "a", "zz")
-    assert ran.out.startswith("1 documents deleted, 1 were not there")
+    assert ran.out.startswith("1 document deleted, 1 not there")
     assert "no document 'zz' in 'ix'" in ran.err
     assert run("info", index, "--json").json["deleted"] == 2
     (tmp_path / "ids").write_text("c\nd\n")
@@ -247,3 +247,44 @@ def test_M2_a_terminal_is_told_what_is_needed_and_free(run: Run, corpus: str, mo
     ran = run("build", corpus, "ix", "--json")
     assert re.search(r"an index of c.jsonl needs about [\d.]+ bytes; [\d.]+ [kMGT]B are free", ran.err)
     assert "needs about" not in run("build", corpus, "ix", "--json", "--quiet").err
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_an_interrupted_build_does_not_speak_of_an_index_that_is_not_there(
+    there: bool, run: Run, corpus: str, monkeypatch: pytest.MonkeyPatch
+):
+    if there:
+        run("build", corpus, "ix")
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("inward.commands_index.build_index", interrupted)
+    ran = run("build", corpus, "ix")
+    assert ran.code == 130
+    assert ("holds what was last committed" in ran.err) is there
+    assert ("was not there before and is not there now" in ran.err) is not there
+
+
+def test_the_demo_index_has_its_name_everywhere(run: Run):
+    for command in (("info", "demo"), ("verify", "demo"), ("search", "demo", "capital of Kenya")):
+        assert run(*command).code == 0
+
+
+@pytest.mark.parametrize("suffix", [".term", ".store", "meta.json"])
+def test_a_damaged_file_is_named_with_the_remedy(suffix: str, run: Run, corpus: str, tmp_path: Path):
+    run("build", corpus, "ix")
+    (file,) = [f for f in (tmp_path / "ix").rglob("*") if f.name.endswith(suffix) and not f.name.startswith(".")]
+    held = file.read_bytes()
+    file.write_bytes(held[: len(held) // 2] if suffix == "meta.json" else bytes(b ^ 0x5A for b in held))
+    for command in (("search", "ix", "planet"), ("verify", "ix"), *([("info", "ix")] if suffix == "meta.json" else [])):
+        ran = run(*command)
+        assert ran.code == 1
+        assert ran.err.count("\n") == 1
+        assert "build" in ran.err
+
+
+def test_where_that_leaves_nothing_says_so(run: Run, corpus: str):
+    run("build", corpus, "ix")
+    assert run("search", "ix", "planet", "--where", "kind=metal").out == "no passage with this metadata shares a term with the query\n"
+    assert run("search", "ix", "zebra").out == "no passage shares a term with the query\n"

@@ -154,6 +154,7 @@ def test_I19_a_long_query_is_deduplicated_capped_and_noted(build: Build, ids: Id
     assert len(ids(retriever, query, k=5)) == 5
     assert "301" in ids(retriever, query, k=301)  # the cap keeps what tells most
     assert notes(retriever, "dog " * 3000) == []  # one word, 3,000 times
+    assert notes(retriever, " ".join(f"unheard{n}" for n in range(3000))) == []  # none of them is in the index
 
 
 def test_equal_scores_come_by_id_also_at_the_last_place(build: Build, ids: Ids):

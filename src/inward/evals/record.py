@@ -146,7 +146,10 @@ def record_of(question: Question, outcome: Outcome, seconds: float) -> Record:
         flags=outcome.answer.flags,
         used=tuple(passage.id for passage in outcome.answer.passages),
         steps=tuple(_step(event) for event in outcome.events),
-        passages={p.id: PassageText(text=p.text, title=p.title, document=str(p.metadata.get("doc", ""))) for p in (*found, *outcome.answer.passages)},
+        passages={
+            p.id: PassageText(text=p.text, title=p.title, document=str(p.metadata.get("doc", "")))
+            for p in (*found, *outcome.answer.passages)
+        },
         usage=_cost(outcome.usage),
         seconds=seconds,
         confidence=outcome.confidence,

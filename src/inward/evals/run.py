@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from inward.errors import UsageError
 from inward.protocols import Strategy
@@ -45,22 +47,57 @@ async def evaluate(strategy: Strategy, questions: Iterable[str], *, concurrency:
     Raises:
         UsageError: `concurrency` is below 1, or `questions` is a single text.
     """
+    outcomes: dict[int, Outcome] = {}
+
+    def keep(finished: Finished) -> None:
+        outcomes[finished.place] = finished.outcome
+
+    await each(strategy, questions, keep, concurrency=concurrency, seed=seed)
+    return [outcomes[number] for number in sorted(outcomes)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """An outcome as it comes."""
+
+    place: int
+    """Of the question, from 0."""
+    outcome: Outcome
+    seconds: float
+    """Wall time from start to answer, with whatever shared the batch."""
+
+
+async def each(
+    strategy: Strategy, questions: Iterable[str], done: Callable[[Finished], None], *, concurrency: int = 64, seed: int = 0
+) -> None:
+    """Answer many questions as `evaluate` does, and hand over each outcome as it comes; none is kept.
+
+    Args:
+        strategy: what `load_strategy` returns, or any async function of a question.
+        questions: texts.
+        done: called with each outcome, in the order in which they come; what it raises ends the run.
+        concurrency: how many are in work at once; the model batches what they ask for.
+        seed: of this run's random draws.
+
+    Raises:
+        UsageError: `concurrency` is below 1, or `questions` is a single text.
+    """
     if concurrency < 1:
         raise UsageError(f"concurrency must be at least 1, got {concurrency!r}")
     if isinstance(questions, str):
         raise UsageError(f"evaluate takes several questions; put this one in a list: {questions!r}")
-    outcomes: dict[int, Outcome] = {}
     numbered = enumerate(questions)
 
     async def work() -> None:
         for number, question in numbered:  # shared: every worker takes the next one
-            outcomes[number] = await _attempt(strategy, question, seed)
+            started = time.perf_counter()
+            outcome = await _attempt(strategy, question, seed)
+            done(Finished(place=number, outcome=outcome, seconds=time.perf_counter() - started))
 
     with _plain_errors():
         async with asyncio.TaskGroup() as group:
             for _ in range(concurrency):
                 group.create_task(work())
-    return [outcomes[number] for number in sorted(outcomes)]
 
 
 async def _attempt(strategy: Strategy, question: str, seed: int) -> Outcome:

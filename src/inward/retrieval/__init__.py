@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from inward.errors import UsageError
 from inward.retrieval.bm25 import BM25Retriever
 from inward.retrieval.build import BuildReport, build_index
 from inward.retrieval.check import IndexInfo, VerifyReport, info, verify
@@ -37,7 +38,10 @@ def load_retriever(path_or_name: str | Path = "demo") -> BM25Retriever:
 
     Raises:
         IndexUnusable: there is no index, or this version cannot use it; the message says how to build it.
+        UsageError: the name is empty.
     """
+    if not str(path_or_name):
+        raise UsageError("an index is named by its folder, or 'demo', got ''")
     if path_or_name == "demo":
         from inward.retrieval.demo import demo_index
 

@@ -16,7 +16,7 @@ from inward.batching import Batcher
 from inward.errors import IndexUnusable, UsageError
 from inward.retrieval.analysis import Terms, terms
 from inward.retrieval.card import CARD, IndexCard, read_card, state
-from inward.retrieval.segments import CHARS, DOC, FACET, WORDS, facet, first_line, load_row, open_segments, rows_of
+from inward.retrieval.segments import CHARS, DOC, FACET, WORDS, facet, first_line, load_row, open_read_only, rows_of
 from inward.trace import Searched, current, note
 from inward.types import Filter, Passage, Usage
 
@@ -143,7 +143,7 @@ def open_snapshot(path: Path) -> Snapshot:
         card = read_card(path)
         seen = state(path, card)
         try:
-            index = open_segments(path / card.data)
+            index = open_read_only(path / card.data)
         except IndexUnusable:
             if attempt + 1 < _RACES and read_card(path) != card:
                 continue  # a writer was faster

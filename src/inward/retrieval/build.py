@@ -26,7 +26,7 @@ from inward.retrieval.split import SplitSpec
 
 HEAP_BYTES = 256_000_000
 """What tantivy may gather in memory before it writes a segment."""
-_DISK_PER_TEXT = 1.6
+_DISK_PER_TEXT = 1.2
 """Bytes on disk while building, segments being merged included, per byte of text; benchmarks/index.py measures it."""
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -61,7 +63,7 @@ def create(folder: Path) -> tantivy.Index:
     return _configure(tantivy.Index(builder.build(), path=str(folder)))
 
 
-def open_segments(folder: Path) -> tantivy.Index:
+def open_segments(folder: Path, name: str = "") -> tantivy.Index:
     """Open an index; its files are memory-mapped, none is read.
 
     Raises:
@@ -70,7 +72,33 @@ def open_segments(folder: Path) -> tantivy.Index:
     try:
         return _configure(tantivy.Index.open(str(folder)))
     except (ValueError, OSError) as error:
-        raise IndexUnusable(f"the index data in {folder.name!r} cannot be opened ({first_line(error)}); build the index again") from error
+        raise IndexUnusable(
+            f"the index data in {(name or folder.name)!r} cannot be opened ({first_line(error)}); build the index again"
+        ) from error
+
+
+def open_read_only(folder: Path) -> tantivy.Index:
+    """Open an index for searching, from a place that may not be written too.
+
+    tantivy makes a lock file to open an index. Where it cannot, it is shown the same files in a folder of links,
+    which goes at once: by then the files are mapped.
+
+    Raises:
+        IndexUnusable: a file is missing or damaged, or there is no room for the links.
+    """
+    if os.access(folder, os.W_OK):
+        return open_segments(folder)
+    try:
+        with TemporaryDirectory(prefix="inward-index-") as links:
+            for file in folder.iterdir():
+                if file.suffix != ".lock":
+                    (Path(links) / file.name).symlink_to(file.resolve())
+            return open_segments(Path(links), folder.name)
+    except OSError as error:
+        raise IndexUnusable(
+            f"the index in {str(folder.parent)!r} cannot be written, so it is opened by links in the folder for temporary files, "
+            f"and that failed ({error}); set TMPDIR to a folder that takes links, or copy the index to one that can be written"
+        ) from error
 
 
 def first_line(error: Exception) -> str:

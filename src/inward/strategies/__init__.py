@@ -143,6 +143,8 @@ def find(name: str) -> Function:
         module, _, attribute = STRATEGIES[name].partition(":")
         return _function(getattr(import_module(module), attribute), name)
     in_file = _IN_FILE.fullmatch(name)
+    if name.endswith(".py"):
+        raise UsageError(f"a strategy in a file is named with its function: {name}:my_strategy, got {name!r}")
     if in_file:
         return _function(_from_file(Path(in_file["path"]), in_file["function"]), name)
     installed = {point.name: point for point in entry_points(group=GROUP)}

@@ -144,9 +144,13 @@ def _convert(value: Any, option: Option, label: str) -> Any:
     try:
         return msgspec.convert(value, option.type)
     except msgspec.ValidationError as error:
-        raise UsageError(f"{option.name} of `{label}` must be {option.type_name}, got {value!r} ({error})") from error
+        raise UsageError(f"{option.name} of `{label}` must be {option.type_name}, got {value!r} ({_why(error)})") from error
     except TypeError:  # a type that cannot be checked at run time, such as a Protocol of the user's
         return value
+
+
+def _why(error: msgspec.ValidationError) -> str:
+    return str(error).replace("Expected `int` >= ", "expected at least ").replace("Expected `float` >= ", "expected at least ")
 
 
 def _members(kind: Any) -> tuple[Any, ...]:
