@@ -25,7 +25,10 @@ GEMMA = "google/gemma-3-270m (bundled; Gemma Terms of Use, ai.google.dev/gemma/t
 class LazyGroup(click.Group):
     """A group whose sub-commands are imported when they are named, so that `inward -h` is quick."""
 
-    imported: dict[str, str] = {"index": "inward.commands_index:index"}  # noqa: RUF012
+    imported: dict[str, str] = {  # noqa: RUF012
+        "data": "inward.commands_data:data",
+        "index": "inward.commands_index:index",
+    }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Name all commands."""

@@ -14,7 +14,9 @@ from typing import Any, TypeAlias
 import msgspec
 
 from inward.trace import Event, Gated, Generated, Noted, Outcome, Scored, Searched
-from inward.types import Usage
+from inward.types import Passage, Usage
+
+_LONGEST_GROUP = 100
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +122,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     """What went wrong; the question counts as wrong and is listed as failed."""
     metadata: dict[str, Any] = {}
-    """The question's own, for groups such as hops or level."""
+    """What of the question's own can name a group, such as hops or level: single values, no long ones."""
 
     @property
     def gates(self) -> tuple[GatedStep, ...]:
@@ -146,16 +148,21 @@ def record_of(question: Question, outcome: Outcome, seconds: float) -> Record:
         flags=outcome.answer.flags,
         used=tuple(passage.id for passage in outcome.answer.passages),
         steps=tuple(_step(event) for event in outcome.events),
-        passages={
-            p.id: PassageText(text=p.text, title=p.title, document=str(p.metadata.get("doc", "")))
-            for p in (*found, *outcome.answer.passages)
-        },
+        passages={p.id: _text(p) for p in (*found, *outcome.answer.passages)},
         usage=_cost(outcome.usage),
         seconds=seconds,
         confidence=outcome.confidence,
         error=outcome.error,
-        metadata=question.metadata,
+        metadata={name: value for name, value in question.metadata.items() if _is_group(value)},
     )
+
+
+def _is_group(value: object) -> bool:
+    return isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) <= _LONGEST_GROUP)
+
+
+def _text(passage: Passage) -> PassageText:
+    return PassageText(text=passage.text, title=passage.title, document=str(passage.metadata.get("doc", "")))
 
 
 def _step(event: Event) -> Step:

@@ -1,0 +1,126 @@
+"""`inward data`: look at a file of questions before a run does, and bring it into our form."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from inward.errors import InwardError, UsageError
+from inward.evals.formats import SHAPES
+from inward.evals.questions import FIELDS, QuestionSet, encode_question, read_questions
+
+_HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+_SHOWN = 50
+
+_source = click.argument("source", metavar="QUESTIONS")
+_format = click.option("--format", type=click.Choice(list(SHAPES)), default=None, help="Where the first row does not say.")
+_column = click.option("--column", "columns", multiple=True, metavar="FIELD=NAME", help=f"The column of {', '.join(FIELDS)}.")
+_split = click.option("--split", default=None, help="Of a BEIR folder: the name of a file in qrels.")
+
+
+@click.group(context_settings=_HELP)
+def data() -> None:
+    """Check and convert files of questions.
+
+    QUESTIONS is a JSON, JSONL, TSV or Parquet file, gzipped or not, a BEIR folder, or - for standard input.
+    """
+
+
+@data.command(context_settings=_HELP)
+@_source
+@_format
+@_column
+@_split
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def validate(source: str, format: str | None, columns: tuple[str, ...], split: str | None, as_json: bool) -> None:
+    """Name every row of QUESTIONS that a run would stumble over.
+
+    Rows without question or answer, ids that come twice, answers that normalise to nothing. Exit code 1 if there are any.
+    """
+    found = read_questions(source, format=format, columns=_columns(columns), split=split)
+    if as_json:
+        click.echo(msgspec.json.encode({**_summary(found), "problems": found.problems, "warnings": found.warnings}))
+    else:
+        for name, value in _summary(found).items():
+            click.echo(f"{name:<13} {value}")
+        for line in (*found.problems[:_SHOWN], *found.warnings[:_SHOWN]):
+            click.echo(f"              {line}")
+    if found.problems:
+        raise InwardError(f"{found.name} has {len(found.problems)} {'problem' if len(found.problems) == 1 else 'problems'}")
+
+
+@data.command(context_settings=_HELP)
+@_source
+@click.argument("target", metavar="OUT")
+@_format
+@_column
+@_split
+@click.option("--skip-bad", is_flag=True, help="Leave rows out that cannot be used, instead of failing.")
+def convert(source: str, target: str, format: str | None, columns: tuple[str, ...], split: str | None, skip_bad: bool) -> None:
+    """Write QUESTIONS as our JSONL to the file OUT, gzipped if its name ends in .gz; - is standard output.
+
+    OUT appears whole or not at all.
+    """
+    found = read_questions(source, format=format, columns=_columns(columns), split=split)
+    fatal = [problem for problem in found.problems if problem.fatal]
+    if fatal and not skip_bad:
+        raise InwardError(f"{found.name}: {fatal[0]} ({len(fatal)} such rows; --skip-bad leaves them out)")
+    if target == "-":
+        for question in found.questions:
+            click.echo(encode_question(question), nl=False)
+        return
+    lines = b"".join(map(encode_question, found.questions))
+    write_whole(Path(target), gzip.compress(lines, mtime=0) if target.endswith(".gz") else lines)
+    click.echo(f"{len(found.questions)} questions in {target}, {found.format}, data hash {found.data_hash}")
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file beside its place and move it there: it is never half there."""
+    handle, beside = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(beside, 0o666 & ~_umask())
+        os.replace(beside, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(beside)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _columns(pairs: tuple[str, ...]) -> dict[str, str] | None:
+    columns: dict[str, str] = {}
+    for pair in pairs:
+        field, equals, name = pair.partition("=")
+        if not equals or not name:
+            raise UsageError(f"--column takes FIELD=NAME, such as answers=gold, got {pair!r}")
+        columns[field] = name
+    return columns or None
+
+
+def _summary(found: QuestionSet) -> dict[str, Any]:
+    return {
+        "name": found.name,
+        "format": found.format,
+        "rows": found.rows,
+        "questions": len(found.questions),
+        "unanswerable": found.unanswerable,
+        "repeated": found.repeated,
+        "data hash": found.data_hash,
+        "sha256": found.sha256,
+    }

@@ -1,0 +1,323 @@
+"""Questions: every released shape, stable ids, samples that do not depend on order, mistakes named by row."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import random
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from inward.cli import main
+from inward.errors import BadInput, UnknownName, UsageError
+from inward.evals.questions import choose, encode_question, load_questions, made_id, read_ids, read_questions, text_hash
+from inward.evals.record import Question
+
+LINE = '{"id": "1", "question": "q", "answers": ["a"]}'
+ROWS = [{"id": f"q{n}", "question": f"What is {n}?", "answers": [str(n)], "level": "easy"} for n in range(10)]
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+# -- shapes --------------------------------------------------------------------------------------------------
+
+RIVER = "Which river is the longest?"
+ORIGINALS: dict[str, tuple[str, object, Question]] = {
+    "flashrag": (
+        "x.jsonl",
+        [{"id": "test_0", "question": RIVER, "golden_answers": ["Nile", "the Nile"], "metadata": {"hops": 1}}],
+        Question(id="test_0", question=RIVER, answers=("Nile", "the Nile"), metadata={"hops": 1}),
+    ),
+    "nq-open": (
+        "x.jsonl",
+        [{"question": RIVER, "answer": ["Nile"]}],
+        Question(id=made_id(RIVER, ["Nile"]), question=RIVER, answers=("Nile",)),
+    ),
+    "dpr": (
+        "x.json",
+        [{"dataset": "nq", "question": RIVER, "answers": ["Nile"], "positive_ctxs": [{"title": "Nile", "text": "t", "passage_id": "12"}],
+          "negative_ctxs": [], "hard_negative_ctxs": []}],
+        Question(id=made_id(RIVER, ["Nile"]), question=RIVER, answers=("Nile",), supporting=("12",), metadata={"dataset": "nq"}),
+    ),
+    "triviaqa": (
+        "x.json",
+        {"Domain": "Web", "Data": [{"QuestionId": "tc_1", "Question": RIVER, "QuestionSource": "s", "SearchResults": [{"Rank": 0}],
+         "EntityPages": [{"Title": "Nile", "Filename": "Nile.txt"}],
+         "Answer": {"Value": "Nile", "Aliases": ["River Nile", "Nile"], "NormalizedAliases": ["nile"], "Type": "WikipediaEntity"}}]},
+        Question(id="tc_1", question=RIVER, answers=("Nile", "River Nile"), supporting=("Nile",), metadata={"QuestionSource": "s"}),
+    ),
+    "hotpotqa": (
+        "x.json",
+        [{"_id": "5a", "question": RIVER, "answer": "Nile", "type": "bridge", "level": "hard", "context": [["Nile", ["A.", "B."]]],
+          "supporting_facts": [["Nile", 0], ["Nile", 1], ["Egypt", 0]]}],
+        Question(id="5a", question=RIVER, answers=("Nile",), supporting=("Nile", "Egypt"), metadata={"type": "bridge", "level": "hard"}),
+    ),
+    "musique": (
+        "x.jsonl",
+        [{"id": "2hop__1_2", "question": RIVER, "answer": "Nile", "answer_aliases": ["River Nile"], "answerable": True,
+          "paragraphs": [{"idx": 0, "title": "Nile", "paragraph_text": "t", "is_supporting": True}, {"idx": 1, "title": "Po",
+          "paragraph_text": "t", "is_supporting": False}], "question_decomposition": [{"id": 1}]},
+         {"id": "2hop__1_3", "question": RIVER, "answer": "", "answer_aliases": [], "answerable": False, "paragraphs": []}],
+        Question(id="2hop__1_2", question=RIVER, answers=("Nile", "River Nile"), supporting=("Nile",),
+                 metadata={"answerable": True, "question_decomposition": [{"id": 1}]}),
+    ),
+    "strategyqa": (
+        "x.json",
+        [{"qid": "b8", "term": "Nile", "question": "Is the Nile a lake?", "answer": False, "facts": ["It is a river."], "evidence": [[]]}],
+        Question(id="b8", question="Is the Nile a lake?", answers=("no",), metadata={"term": "Nile", "facts": ["It is a river."]}),
+    ),
+    "popqa": (
+        "x.tsv",
+        "id\tsubj\tquestion\tpossible_answers\ts_pop\ts_wiki_title\n42\tNile\tWhere is the Nile?\t[\"Egypt\", \"Sudan\"]\t900\tNile\n",
+        Question(id="42", question="Where is the Nile?", answers=("Egypt", "Sudan"), supporting=("Nile",),
+                 metadata={"subj": "Nile", "s_pop": "900", "s_wiki_title": "Nile"}),
+    ),
+    "squad": (
+        "x.json",
+        {"version": "2.0", "data": [{"title": "Nile", "paragraphs": [{"context": "c", "qas": [
+            {"id": "56", "question": RIVER, "answers": [{"text": "Nile", "answer_start": 0}, {"text": "Nile", "answer_start": 9}],
+             "is_impossible": False},
+            {"id": "57", "question": "None?", "answers": [], "is_impossible": True}]}]}]},
+        Question(id="56", question=RIVER, answers=("Nile",), supporting=("Nile",), metadata={"is_impossible": False, "title": "Nile"}),
+    ),
+    "iirc": (
+        "x.json",
+        [{"pid": "p", "title": "Nile", "text": "t", "links": [{"target": "egypt"}], "questions": [
+            {"qid": "q_1", "question": "How long?", "answer": {"type": "value", "answer_value": "6650", "answer_unit": "km"},
+             "context": [{"text": "t", "passage": "main"}, {"text": "t", "passage": "Egypt"}], "question_links": []},
+            {"qid": "q_2", "question": "None?", "answer": {"type": "none"}, "context": []}]}],
+        Question(id="q_1", question="How long?", answers=("6650", "6650 km"), supporting=("Nile", "Egypt"),
+                 metadata={"title": "Nile", "answer_type": "value"}),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("format", ORIGINALS)
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_data_set_is_read_as_it_was_released(format: str, packed: bool, tmp_path: Path):
+    name, content, expected = ORIGINALS[format]
+    text = content if isinstance(content, str) else json.dumps(content)
+    if name.endswith(".jsonl"):
+        assert isinstance(content, list)
+        text = "\r\n".join(json.dumps(row) for row in content)
+    raw = b"\xef\xbb\xbf" + text.encode()
+    path = tmp_path / (f"{name}.gz" if packed else name)
+    path.write_bytes(gzip.compress(raw) if packed else raw)
+    found = load_questions(path)
+    assert (found.format, found.questions) == (format, (expected,))
+    assert found.unanswerable == (1 if format in ("musique", "squad", "iirc") else 0)
+
+
+def test_2wikimultihopqa_takes_the_aliases_that_lie_beside_it(tmp_path: Path):
+    row = {"_id": "1", "question": RIVER, "answer": "Nile", "answer_id": "Q3392", "supporting_facts": [["Nile", 0]], "context": []}
+    (tmp_path / "dev.json").write_text(json.dumps([row]))
+    assert load_questions(tmp_path / "dev.json").questions[0].answers == ("Nile",)
+    (tmp_path / "id_aliases.json").write_text(json.dumps({"Q_id": "Q3392", "aliases": ["River Nile"], "demonyms": []}) + "\n")
+    assert load_questions(tmp_path / "dev.json").questions[0].answers == ("Nile", "River Nile")
+
+
+def test_rows_of_any_library_come_by_column_names():
+    class Dataset:
+        """Yields rows, as `datasets.Dataset` does."""
+
+        def __iter__(self):
+            yield {"key": 3, "prompt": RIVER, "gold": {"text": ["Nile"], "answer_start": [0]}, "hops": 2}
+
+    (question,) = load_questions(Dataset(), columns={"id": "key", "question": "prompt", "answers": "gold"}).questions
+    assert question == Question(id="3", question=RIVER, answers=("Nile",), metadata={"hops": 2})
+    with pytest.raises(BadInput, match="row 1 has no column 'q'; it has 'key', 'prompt', 'gold', 'hops'"):
+        load_questions(Dataset(), columns={"question": "q"})
+    with pytest.raises(UnknownName, match="did you mean 'answers'"):
+        load_questions(Dataset(), columns={"answer": "gold"})
+
+
+def test_S3_only_queries_that_the_split_judges_count(tmp_path: Path):
+    write(tmp_path / "queries.jsonl", [{"_id": id, "text": f"text {id}", "metadata": {"answer": "A"}} for id in ("1", "2", "3")])
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n2\td7\t1\n2\td8\t0\n3\td9\t2\n")
+    (tmp_path / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\n1\td7\t1\n")
+    found = load_questions(tmp_path, split="test")
+    assert [(q.id, q.supporting, q.answers) for q in found.questions] == [("2", ("d7",), ("A",)), ("3", ("d9",), ("A",))]
+    with pytest.raises(UsageError, match="read by split, one of dev, test, got None"):
+        load_questions(tmp_path)
+
+
+def test_S3_ids_are_distinct_texts():
+    rows = [{"id": id, "question": f"q {n}", "answers": ["a"]} for n, id in enumerate(["007", "7", "q 1", 7])]
+    for order in (rows, rows[::-1]):
+        found = load_questions(order)
+        assert {q.question: q.id for q in found.questions} == {"q 0": "007", "q 1": "7", "q 2": "q 1", "q 3": "int:7"}
+        assert len(found.warnings) == 1
+    assert load_questions([{"id": 7, "question": "q", "answers": ["a"]}]).ids == ("7",)
+
+
+def test_S6_jsonl_needs_no_other_library(tmp_path: Path):
+    path = write(tmp_path / "q.jsonl", ROWS)
+    script = (
+        "import sys; sys.modules.update(datasets=None, pyarrow=None, torch=None)\n"
+        "from inward.evals.questions import load_questions; print(len(load_questions(sys.argv[1]).questions))"
+    )
+    assert subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True).stdout == "10\n"
+
+
+def test_S8_every_alias_is_kept_as_it_is():
+    (question,) = load_questions([{"id": "1", "question": "q", "answers": ["Montreal", "City of Montréal", "Montreal"]}]).questions
+    assert question.answers == ("Montreal", "City of Montréal")
+
+
+@pytest.mark.parametrize(("answer", "expected"), [("a", ("a",)), (7, ("7",)), (True, ("yes",)), (["a", ["b"]], ("a", "b"))])
+def test_an_answer_alone_is_one_answer(answer: object, expected: tuple[str, ...]):
+    assert load_questions([{"id": "1", "question": "q", "answer": answer}]).questions[0].answers == expected
+
+
+# -- mistakes ------------------------------------------------------------------------------------------------
+
+
+def test_S1_a_missing_field_is_named_with_its_row_and_extra_fields_stay(tmp_path: Path):
+    assert load_questions(write(tmp_path / "a.jsonl", ROWS)).questions[3].metadata == {"level": "easy"}
+    bad = [*ROWS[:2], {"id": "x", "question": "Why?", "gold": "because"}, {"id": "y", "answers": ["1"]}]
+    with pytest.raises(
+        BadInput, match=r"a.jsonl: line 3: question 'Why\?' has no answer, which em, f1 and acc need.*; line 4: has no question"
+    ):
+        load_questions(write(tmp_path / "a.jsonl", bad))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"id": "1", "question": "q", "answers": ["a"]}\n{"id": "2", "quest', "line 2 is no JSON"),
+        ('{"id": "1", "question": "q", "answers": ["a"]}\n[1]\n', "line 2 is no object, got '\\[1\\]'"),
+        (f"{LINE}\n\n{LINE}\n", "line 3: id '1' is that of line 1 too"),
+        ('{"text": "a"}\n', "fields 'text' is of no known format"),
+        ("[1, 2]", "row 1 is no object"),
+        ("[{", "is no JSON"),
+    ],
+)  # fmt: skip
+def test_a_bad_line_is_named(text: str, message: str, tmp_path: Path):
+    (tmp_path / "q.jsonl").write_text(text)
+    with pytest.raises((BadInput, UsageError), match=message):
+        load_questions(tmp_path / "q.jsonl")
+
+
+def test_bytes_that_are_not_utf8_are_named_by_line(tmp_path: Path):
+    (tmp_path / "q.jsonl").write_bytes(b'{"id": "1"}\n{"id": "\xff"}\n')
+    with pytest.raises(BadInput, match="line 2: byte 0xff is not UTF-8"):
+        load_questions(tmp_path / "q.jsonl")
+
+
+def test_what_is_not_there_is_said():
+    with pytest.raises(UsageError, match=r"no such file of questions: 'nowhere\.jsonl'"):
+        load_questions("nowhere.jsonl")
+    with pytest.raises(UnknownName, match="did you mean 'hotpotqa'"):
+        load_questions(ROWS, format="hotpot")
+
+
+# -- which ---------------------------------------------------------------------------------------------------
+
+
+def test_R5_the_same_sample_twice_and_from_a_shuffled_file(tmp_path: Path):
+    first = load_questions(ROWS, limit=3, sample_seed=7)
+    assert len(first.ids) == 3
+    for seed in range(5):
+        shuffled = random.Random(seed).sample(ROWS, len(ROWS))
+        again = load_questions(shuffled, limit=3, sample_seed=7)
+        assert set(again.ids) == set(first.ids)
+        assert again.data_hash == first.data_hash
+    assert {load_questions(ROWS, limit=3, sample_seed=s).ids for s in range(20)} != {first.ids}
+    (tmp_path / "ids.txt").write_text("\n".join(first.ids))
+    assert load_questions(ROWS, ids=read_ids(tmp_path / "ids.txt")).questions == first.questions
+    with pytest.raises(UsageError, match="no question with id 'q99'"):
+        load_questions(ROWS, ids=["q1", "q99"])
+    with pytest.raises(UsageError, match="limit must be at least 1, got 0"):
+        load_questions(ROWS, limit=0)
+
+
+def test_a_larger_sample_holds_the_smaller():
+    whole = load_questions(ROWS)
+    samples = [set(choose(whole, limit=n).ids) for n in range(1, 11)]
+    assert all(a < b for a, b in pairwise(samples))
+
+
+def test_an_id_made_from_the_content_survives_another_order():
+    rows = [{"question": f"q{n}", "answer": [str(n), "x"]} for n in range(6)]
+    found = {q.question: q.id for q in load_questions(rows).questions}
+    assert {q.question: q.id for q in load_questions(rows[::-1]).questions} == found
+    assert len(set(found.values())) == 6
+    assert load_questions([*rows, {"question": "q0", "answer": ["x", "0"]}]).repeated == 1
+
+
+def test_the_data_hash_sees_answers_and_not_the_order():
+    assert load_questions(ROWS).data_hash == load_questions(ROWS[::-1]).data_hash
+    assert load_questions(ROWS).data_hash != load_questions([{**ROWS[0], "answers": ["other"]}, *ROWS[1:]]).data_hash
+
+
+def test_a_question_is_known_again_by_its_text():
+    assert text_hash("Who wrote “Emma”?") == text_hash("who wrote  Emma") != text_hash("who read Emma")
+
+
+# -- commands ------------------------------------------------------------------------------------------------
+
+
+def test_S9_conversion_loses_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for format, (name, content, _) in ORIGINALS.items():
+        source = tmp_path / name
+        source.write_text(
+            content
+            if isinstance(content, str)
+            else "\n".join(map(json.dumps, content))
+            if name.endswith("l") and isinstance(content, list)
+            else json.dumps(content)
+        )
+        for out in ("o.jsonl", "o.jsonl.gz"):
+            assert main(["data", "convert", str(source), str(tmp_path / out)]) == 0
+            assert load_questions(tmp_path / out, format="inward").questions == load_questions(source).questions, format
+    assert not list(tmp_path.glob(".*"))
+    capsys.readouterr()
+
+
+def test_validate_finds_everything_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    rows = [
+        *ROWS,
+        {"id": "q1", "question": "again", "answers": ["b"]},
+        {"id": "n", "question": "Band?", "answers": ["The The"]},
+        {"id": "m"},
+    ]
+    path = write(tmp_path / "q.jsonl", rows)
+    assert main(["data", "validate", str(path), "--format", "inward", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert [(p["place"], p["fatal"]) for p in found["problems"]] == [("line 11", True), ("line 12", False), ("line 13", True)]
+    assert (found["rows"], found["questions"]) == (13, 11)
+    assert main(["data", "convert", str(path), str(tmp_path / "out.jsonl")]) == 1
+    assert not (tmp_path / "out.jsonl").exists()
+    assert main(["data", "convert", str(path), str(tmp_path / "out.jsonl"), "--skip-bad"]) == 0
+    assert main(["data", "validate", str(write(tmp_path / "good.jsonl", ROWS))]) == 0
+
+
+def test_questions_come_from_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    text = "".join(json.dumps(row) + "\n" for row in ROWS)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    assert main(["data", "convert", "-", "-"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(line)["id"] for line in lines] == [row["id"] for row in ROWS]
+    assert msgspec.json.decode(encode_question(load_questions(ROWS).questions[0])) == ROWS[0]
+
+
+@pytest.mark.parametrize("folder", ["nq", "triviaqa", "hotpotqa", "musique", "2wikimultihopqa", "popqa", "squad", "strategyqa"])
+def test_real_questions(folder: str):
+    path = Path(__file__).parents[3] / "shared" / "data" / folder / "questions.test.jsonl.gz"
+    if not path.exists():
+        pytest.skip("no shared data beside this clone")
+    found = read_questions(path)
+    assert not [problem for problem in found.problems if problem.fatal]
+    assert len(found.questions) == found.rows >= 100
+    assert all(question.supporting for question in found.questions) or folder in ("triviaqa", "strategyqa", "popqa")
