@@ -31,7 +31,7 @@ LAYERS = (
     ("evals",),
     ("door",),
     ("doctor", "server"),
-    ("cli", "commands_index", "__main__"),
+    ("cli", "commands_data", "commands_eval", "commands_index", "commands_metrics", "__main__"),
 )
 """What stands further down imports what stands further up or beside it, never the reverse."""
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -28,6 +28,7 @@ class LazyGroup(click.Group):
     imported: dict[str, str] = {  # noqa: RUF012
         "data": "inward.commands_data:data",
         "index": "inward.commands_index:index",
+        "metrics": "inward.commands_metrics:metrics",
     }
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ import msgspec
 from inward.errors import InwardError, UsageError
 from inward.evals.formats import SHAPES
 from inward.evals.questions import FIELDS, QuestionSet, encode_question, read_questions
+from inward.evals.whole import write_whole
 
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _SHOWN = 50
@@ -79,28 +77,6 @@ def convert(source: str, target: str, format: str | None, columns: tuple[str, ..
     lines = b"".join(map(encode_question, found.questions))
     write_whole(Path(target), gzip.compress(lines, mtime=0) if target.endswith(".gz") else lines)
     click.echo(f"{len(found.questions)} questions in {target}, {found.format}, data hash {found.data_hash}")
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file beside its place and move it there: it is never half there."""
-    handle, beside = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(beside, 0o666 & ~_umask())
-        os.replace(beside, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(beside)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _columns(pairs: tuple[str, ...]) -> dict[str, str] | None:
