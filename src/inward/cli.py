@@ -27,6 +27,7 @@ class LazyGroup(click.Group):
 
     imported: dict[str, str] = {  # noqa: RUF012
         "data": "inward.commands_data:data",
+        "eval": "inward.commands_eval:evaluation",
         "index": "inward.commands_index:index",
         "metrics": "inward.commands_metrics:metrics",
     }
@@ -86,7 +87,7 @@ def ask(
     The bundled model is google/gemma-3-270m, under the Gemma Terms of Use (ai.google.dev/gemma/terms).
     """
     from inward import door
-    from inward.evals.run import Finished, each
+    from inward.evals.run import Finished, each, run
     from inward.explain import explain, to_json
 
     asked = _questions(questions, file)
@@ -108,7 +109,7 @@ def ask(
             failed.extend([outcome.error] if outcome.error is not None else [])
             shown += 1
 
-    door.run(each(bound, asked, show, seed=seed))
+    run(each(bound, asked, show, seed=seed))
     if not as_json:
         click.echo(f"\n{bound.name} on {GEMMA if model == door.DEMO else model}")
     if failed:

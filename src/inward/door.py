@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextvars import copy_context
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, TypeVar, overload
 
 from inward.errors import BadInput
-from inward.evals.run import answer, evaluate
+from inward.evals.run import answer, evaluate, run
 from inward.lm.source import check_there
 from inward.protocols import LM, Retriever
 from inward.strategies import BoundStrategy, Function, checked, plan
+from inward.strategies.demo_thresholds import DEMO_THRESHOLDS
 from inward.trace import Outcome
 
 T = TypeVar("T")
 
 DEMO = "demo"
 DEFAULT_STRATEGY = "gated(mean-nll)"
-DEMO_THRESHOLDS: dict[str, float] = {
-    "gated(least-probability)": 0.86,
-    "gated(max-entropy)": 4.05,
-    "gated(max-nll)": 2.0,
-    "gated(mean-entropy)": 1.3,
-    "gated(mean-nll)": 0.47,
-    "gated(perplexity)": 1.6,
-}
-"""Strategy -> threshold for the bundled model and prompt, from `benchmarks/demo_threshold.py`: something to look at, no calibration."""
 
 
 @overload
@@ -102,35 +91,6 @@ def bind(strategy: str | Function, *, lm: str | LM = DEMO, retriever: str | Retr
     elif isinstance(retriever, str):
         retriever = _index(retriever)  # before the model: it opens in milliseconds, and may not be there
     return planned.bind(lm=_model(lm) if isinstance(lm, str) else lm, retriever=retriever)
-
-
-def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end, here or, where a loop is running already, in a thread that copies this context."""
-    if not _loop_is_running():
-        return asyncio.run(work)
-    started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = Future()
-
-    async def there() -> T:
-        task: Any = asyncio.current_task()
-        started.set_result((asyncio.get_running_loop(), task))
-        return await work
-
-    with ThreadPoolExecutor(1, thread_name_prefix="inward-ask") as pool:
-        done = pool.submit(copy_context().run, asyncio.run, there())
-        try:
-            return done.result()
-        except KeyboardInterrupt:
-            loop, task = started.result()
-            loop.call_soon_threadsafe(task.cancel)
-            raise
-
-
-def _loop_is_running() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 @lru_cache(maxsize=1)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from inward.errors import UsageError
 from inward.protocols import Strategy
 from inward.strategies import checked
 from inward.trace import Outcome, Trace, record
 from inward.types import Answer
+
+T = TypeVar("T")
 
 
 async def answer(strategy: Strategy, question: str, *, seed: int = 0) -> Outcome:
@@ -130,3 +135,32 @@ def _plain_errors() -> Iterator[None]:
         yield
     except BaseExceptionGroup as group:
         raise group.exceptions[0] from None
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end, here or, where a loop is running already, in a thread that copies this context."""
+    if not _loop_is_running():
+        return asyncio.run(work)
+    started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = Future()
+
+    async def there() -> T:
+        task: Any = asyncio.current_task()
+        started.set_result((asyncio.get_running_loop(), task))
+        return await work
+
+    with ThreadPoolExecutor(1, thread_name_prefix="inward-ask") as pool:
+        done = pool.submit(copy_context().run, asyncio.run, there())
+        try:
+            return done.result()
+        except KeyboardInterrupt:
+            loop, task = started.result()
+            loop.call_soon_threadsafe(task.cancel)
+            raise
+
+
+def _loop_is_running() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,281 @@
+"""The folder of a run: what is written when, so that a process may die at any moment and nothing is lost, doubled or done again.
+
+| file | written |
+| --- | --- |
+| `run.json` | configuration and manifest, before the first question and again at the end, whole |
+| `outcomes.jsonl` | a line as each question is done, on the disk at once; at the end, whole, in the order of the questions |
+| `run.trec` | at the end, whole: the passages that each question's first search found |
+
+A last line without its line break is what a process left that died while writing: it is cut off, and its question is asked again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+from urllib.parse import quote
+
+import msgspec
+
+from inward.errors import InwardError, UsageError
+from inward.evals.record import Record
+from inward.evals.whole import flush_folder, write_whole
+
+RUN, OUTCOMES, TREC, LOCK = "run.json", "outcomes.jsonl", "run.trec", ".lock"
+FORMAT = 1
+_STEP = 1e-6
+"""Smallest difference of two scores in a TREC file: tools that sort by score alone must find our order."""
+
+
+class RunFile(msgspec.Struct, frozen=True, kw_only=True):
+    """What `run.json` holds."""
+
+    format: int
+    identity: dict[str, Any]
+    """What makes it this run and no other: strategy, options, data, model, index, seed."""
+    manifest: dict[str, Any]
+    """What it was made with: versions, texts of prompts, fingerprints, threads, times."""
+    finished: bool = False
+
+
+class _Done(msgspec.Struct, frozen=True):
+    """As much of a record as a resumed run needs."""
+
+    id: str
+    error: str | None = None
+
+
+class RunFolder:
+    """A run's folder, locked while it is open. Use as a context manager."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Name the folder; nothing is made yet."""
+        self.path = Path(path)
+        self.failed: list[str] = []
+        """Ids whose record holds an error."""
+        self._file: BinaryIO | None = None
+        self._lock: Any = None
+
+    def __enter__(self) -> Self:
+        """Make the folder and lock it.
+
+        Raises:
+            UsageError: another process has it open.
+        """
+        from filelock import FileLock, Timeout
+
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = FileLock(self.path / LOCK)
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout as error:
+            raise UsageError(f"another process is running in {str(self.path)!r}; wait for it, or choose another folder") from error
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Close the files and let go of the lock."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        self._lock.release()
+
+    def begin(self, run: RunFile) -> None:
+        """Say what is run here, or check that it is the same.
+
+        Raises:
+            UsageError: the folder holds another run; the message names what differs.
+        """
+        old = read_run(self.path)
+        if old is not None:
+            check_same(old, run.identity, self.path)
+        write_whole(self.path / RUN, msgspec.json.format(msgspec.json.encode(run), indent=1))
+
+    def done(self, *, without_failed: bool = False) -> set[str]:
+        """Return the ids that are done, having cut off what a dying process left half written.
+
+        Args:
+            without_failed: take the records of failed questions out first, so that they are asked again.
+
+        Raises:
+            InwardError: a line in the middle is damaged, or an id is there twice.
+        """
+        path = self.path / OUTCOMES
+        if not path.exists():
+            return set()
+        _cut_torn_line(path)
+        done: dict[str, int] = {}
+        self.failed = []
+        decoder = msgspec.json.Decoder(_Done)
+        for number, line in enumerate(_lines(path), 1):
+            try:
+                record = decoder.decode(line)
+            except msgspec.DecodeError as error:
+                raise InwardError(f"{str(path)!r}, line {number} is damaged ({error}); delete the line and run again") from error
+            if record.id in done:
+                raise InwardError(f"{str(path)!r}, line {number}: question {record.id!r} is there already, in line {done[record.id]}")
+            done[record.id] = number
+            if record.error is not None:
+                self.failed.append(record.id)
+        if without_failed and self.failed:
+            again = set(self.failed)
+            kept = [line for line in _lines(path) if decoder.decode(line).id not in again]
+            write_whole(path, b"".join(kept))
+            self.failed = []
+            return set(done) - again
+        return set(done)
+
+    def append(self, record: Record) -> None:
+        """Put a record on the disk."""
+        if self._file is None:
+            self._file = (self.path / OUTCOMES).open("ab")
+        self._file.write(msgspec.json.encode(record) + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def finish(self, ids: Sequence[str], run: RunFile, tag: str) -> None:
+        """Bring the outcomes into the order of the questions, write the TREC file, and mark the run as finished.
+
+        Raises:
+            InwardError: a question is missing.
+        """
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        path = self.path / OUTCOMES
+        places = _places(path)
+        if missing := [id for id in ids if id not in places]:
+            raise InwardError(f"{str(path)!r} lacks {len(missing)} questions, such as {missing[0]!r}; run again")
+        with path.open("rb") as source, _beside(path) as target, _beside(self.path / TREC) as trec:
+            decoder = msgspec.json.Decoder(Record)
+            for id in ids:
+                source.seek(places[id])
+                line = source.readline()
+                target.write(line)
+                trec.write("".join(trec_lines(decoder.decode(line), tag)).encode())
+        write_whole(self.path / RUN, msgspec.json.format(msgspec.json.encode(run), indent=1))
+
+
+def read_run(path: str | Path) -> RunFile | None:
+    """Read what a folder says of its run; None where there is none.
+
+    Raises:
+        UsageError: it was written by another version, or is damaged.
+    """
+    file = Path(path) / RUN
+    if not file.exists():
+        return None
+    try:
+        run = msgspec.json.decode(file.read_bytes(), type=RunFile)
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{str(file)!r} is damaged ({error}); choose another folder, or delete this one") from error
+    if run.format != FORMAT:
+        raise UsageError(f"{str(file)!r} is of format {run.format}, this version reads {FORMAT}; choose another folder")
+    return run
+
+
+def read_records(path: str | Path) -> Iterator[Record]:
+    """Yield the records of a run's folder, one at a time; a last line that was cut short is left out.
+
+    Raises:
+        UsageError: there are none.
+        InwardError: a line is damaged.
+    """
+    file = Path(path) / OUTCOMES
+    if not file.exists():
+        raise UsageError(f"{str(path)!r} holds no {OUTCOMES}: it is no run, or none of its questions is done")
+    decoder = msgspec.json.Decoder(Record)
+    for number, line in enumerate(_lines(file), 1):
+        if not line.endswith(b"\n"):
+            return
+        try:
+            yield decoder.decode(line)
+        except msgspec.DecodeError as error:
+            raise InwardError(f"{str(file)!r}, line {number} is damaged ({error})") from error
+
+
+def check_same(old: RunFile, identity: dict[str, Any], path: Path) -> None:
+    """Refuse to go on with another run in the same folder.
+
+    Raises:
+        UsageError: something of what makes a run differs; the message names it with both values.
+    """
+    differs = [
+        f"{name} was {_short(old.identity.get(name))}, is now {_short(identity.get(name))}"
+        for name in dict.fromkeys((*old.identity, *identity))
+        if name in old.identity and name in identity and old.identity[name] != identity[name]
+    ]
+    if differs:
+        raise UsageError(f"{str(path)!r} holds another run: {'; '.join(differs)}. Choose another folder, or give this one another label")
+
+
+def trec_lines(record: Record, tag: str) -> Iterator[str]:
+    """Yield the lines `qid Q0 docid rank score tag` of what the first search found; spaces in ids are percent-encoded."""
+    if not record.searches:
+        return
+    last = float("inf")
+    for rank, hit in enumerate(record.searches[0].hits, 1):
+        last = min(round(hit.score, 6), last - _STEP)
+        yield f"{_plain(record.id)} Q0 {_plain(hit.id)} {rank} {last:.6f} {_plain(tag)}\n"
+
+
+def _plain(text: str) -> str:
+    return "".join(quote(c) if c.isspace() or c == "%" else c for c in text)
+
+
+def _short(value: object) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        yield from file
+
+
+def _places(path: Path) -> dict[str, int]:
+    decoder = msgspec.json.Decoder(_Done)
+    places: dict[str, int] = {}
+    offset = 0
+    for line in _lines(path):
+        places[decoder.decode(line).id] = offset
+        offset += len(line)
+    return places
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Cut off what follows the last line break."""
+    with path.open("r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        keep, step = end, 1 << 16
+        while keep > 0:
+            start = max(0, keep - step)
+            file.seek(start)
+            found = file.read(keep - start).rfind(b"\n")
+            if found >= 0:
+                keep = start + found + 1
+                break
+            keep = start
+        if keep < end:
+            file.truncate(keep)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def _beside(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that takes `path`'s place once it is whole and on the disk."""
+    beside = path.with_name(f".{path.name}.new")
+    try:
+        with beside.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+        flush_folder(path.parent)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
