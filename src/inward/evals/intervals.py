@@ -159,7 +159,7 @@ def sign_flips(differences: Floats, *, flips: int = FLIPS, seed: int = 0) -> flo
     n = len(moved)
     if not n:
         return 1.0
-    seen = abs(moved.sum()) * (1 - 1e-12)  # what is equal but for rounding counts as equal
+    seen = abs(moved.sum()) - 1e-9 * np.abs(moved).sum()  # what is equal but for rounding counts as equal
     if n <= _EXACT_UP_TO:
         signs = 1 - 2 * ((np.arange(1 << n)[:, None] >> np.arange(n)) & 1)
         return float((np.abs(signs @ moved) >= seen).mean())

@@ -213,10 +213,8 @@ def _settings(runs: Sequence[Scores]) -> list[tuple[str, str]]:
         index = manifest.get("index") or {}
         if index:
             add("index", f"{index.get('name')}, {index.get('passages')} passages, fingerprint {index.get('fingerprint')}")
-        add(
-            "data",
-            f"{scores.data}: {manifest.get('data', {}).get('file')}, {len(scores.ids)} questions, hash {manifest.get('data', {}).get('data_hash')}",
-        )
+        data = manifest.get("data", {})
+        add("data", f"{scores.data}: {data.get('file')}, {len(scores.ids)} questions, hash {data.get('data_hash')}")
         for threshold in manifest.get("thresholds", ()):
             add("threshold", f"{scores.data}/{scores.label}: {threshold.get('value')} ({threshold.get('file') or 'given as a number'})")
         add("seed", manifest.get("seed"))
