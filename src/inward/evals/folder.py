@@ -74,6 +74,9 @@ class RunFolder:
             self._lock.acquire(timeout=0)
         except Timeout as error:
             raise UsageError(f"another process is running in {str(self.path)!r}; wait for it, or choose another folder") from error
+        for name in (RUN, OUTCOMES, TREC):  # what a process left that died while writing a file beside its place
+            for left in self.path.glob(f".{name}[-.]*"):
+                left.unlink()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
