@@ -53,6 +53,7 @@ def test_one_class_is_not_a_number_but_a_reason(wrong: list[float], why: str):
 def test_aurc_by_hand():
     """Sure to unsure: right, wrong, right: errors 0, 1/2, 1/3."""
     assert aurc([0.1, 0.2, 0.3], [0.0, 1.0, 0.0]).value == pytest.approx((0 + 1 / 2 + 1 / 3) / 3)
+    assert aurc([0.3, 0.2, 0.1], [1.0, 1.0, 0.0]).value == pytest.approx((0 + 1 / 2 + 2 / 3) / 3)
 
 
 @given(st.lists(st.tuples(st.integers(0, 1).map(float), st.sampled_from([0.0, 1.0])), min_size=1, max_size=5))

@@ -208,7 +208,8 @@ def warnings_of(scores: Scores, seen: Collection[str] = ()) -> list[str]:
         said.append(f"{count} of {n} {words.get(what, f'questions: {what}')}")
     if known := sum(h in seen for h in scores.text_hashes):
         said.append(f"{known} of {n} questions were seen in training (equal but for case, punctuation and spaces)")
-    said.extend(str(note) for note in scores.manifest.get("model", {}).get("notes", ()) if "chat template" in str(note))
+    if scores.manifest.get("model", {}).get("leaves_template_out"):
+        said.append("the model has a chat template, and chat_template='none' left it out: instruct models often answer worse so")
     return said
 
 

@@ -272,6 +272,7 @@ def _model(lm: LM, name: str) -> dict[str, Any]:
         "dtype": str(getattr(backend, "dtype", "")).removeprefix("torch."),
         "chat_template": getattr(encoder, "chat_template", None),
         "is_chat": getattr(encoder, "is_chat", None),
+        "leaves_template_out": getattr(encoder, "leaves_template_out", None),
         "notes": list(getattr(backend, "notes", ())),
         "threads": threads,
     }

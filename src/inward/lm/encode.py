@@ -66,6 +66,8 @@ class Encoder:
         self.tokenizer = tokenizer
         self.chat_template = "none" if chat_template is None else str(chat_template)
         """The choice, as it goes into records."""
+        self.leaves_template_out = self.chat_template == "none" and own_template(tokenizer) is not None
+        """Whether the tokenizer has a chat template that is not used: instruct models often answer worse so."""
         source, own = template_source(tokenizer, chat_template), own_template(tokenizer)
         if own and source is None:
             log.warning(
