@@ -68,7 +68,7 @@ FAULTS = [
     Fault("recall looks at every search", f"{M}_found", "record.searches[0]", "record.searches[-1]", "by_hand"),
     Fault("a failed question counts by its text", f"{M}_answer", "0.0 if record.error is not None else value", "value", "failed_is_wrong"),
     Fault("nothing equals nothing", "evals.answers:exact_match", "if not answer.strip():", "if False:", "no_answer"),
-    Fault("undefined counts as zero", "evals.intervals:means", "counts = there.sum(0)", "counts = np.full(there.shape[1], len(matrix))", "left_out"),
+    Fault("undefined counts as zero", "evals.intervals:means", "sum() / count)", "sum() / len(matrix))", "left_out"),
     Fault("Holm without its steps", "evals.intervals:holm", "len(ranked) - rank", "len(ranked)", "holm"),
     Fault("a broken value is certain", "evals.gates:_rank", "np.where(np.isfinite(uncertain), uncertain, np.inf)",
           "np.where(np.isfinite(uncertain), uncertain, -np.inf)", "broken_value"),
