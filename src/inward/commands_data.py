@@ -50,6 +50,8 @@ def validate(source: str, format: str | None, columns: tuple[str, ...], split: s
             click.echo(f"{name:<13} {value}")
         for line in (*found.problems[:_SHOWN], *found.warnings[:_SHOWN]):
             click.echo(f"              {line}")
+    if not found.questions:
+        raise InwardError(f"{found.name} holds no question that can be asked")
     if found.problems:
         raise InwardError(f"{found.name} has {len(found.problems)} {'problem' if len(found.problems) == 1 else 'problems'}")
 

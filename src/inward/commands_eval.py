@@ -56,13 +56,17 @@ def run(config: str | None, strategies: Sequence[str], data: Sequence[str], more
             finished.append(summary)
             failed += len(summary.failed)
             was = "" if summary.asked == summary.questions else f", {summary.questions - summary.asked} done before"
-            click.echo(f"{summary.name}: {summary.questions} questions{was}, {len(summary.failed)} failed, in {summary.folder}")
+            click.echo(f"{summary.name}: {_some(summary.questions, 'question')}{was}, {len(summary.failed)} failed, in {summary.folder}")
     except KeyboardInterrupt:
-        click.echo(f"inward: interrupted; {len(finished)} runs are finished, and the same command goes on from here", err=True)
+        click.echo(f"inward: interrupted; {_some(len(finished), 'run')} finished, and the same command goes on from here", err=True)
         raise click.exceptions.Exit(130) from None
     if failed:
         named = [f"{s.name} {id}" for s in finished for id in s.failed][:_SHOWN]
-        raise InwardError(f"{failed} questions failed, such as {', '.join(named)}; --retry-failed asks them again")
+        raise InwardError(f"{_some(failed, 'question')} failed, such as {', '.join(named)}; --retry-failed asks them again")
+
+
+def _some(number: int, what: str) -> str:
+    return f"{number} {what if number == 1 else what + 's'}"
 
 
 def _data(item: str) -> dict[str, str]:
@@ -136,7 +140,7 @@ def report(runs: Sequence[str], out: str | None, title: str, train: Sequence[str
     write_whole(target / "report.html", to_html(made).encode())
     for text in made.warnings:
         click.echo(f"inward: {text}", err=True)
-    click.echo(f"{sum(len(table.rows) for table in made.tables)} runs in {target / 'report.md'} and {target / 'report.html'}")
+    click.echo(f"{_some(sum(len(table.rows) for table in made.tables), 'run')} in {target / 'report.md'} and {target / 'report.html'}")
 
 
 @evaluation.command(context_settings=_HELP)

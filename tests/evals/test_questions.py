@@ -321,3 +321,15 @@ def test_real_questions(folder: str):
     assert not [problem for problem in found.problems if problem.fatal]
     assert len(found.questions) == found.rows >= 100
     assert all(question.supporting for question in found.questions) or folder in ("triviaqa", "strategyqa", "popqa")
+
+
+def test_a_file_without_questions_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(BadInput, match=r"empty\.jsonl holds no question"):
+        load_questions(tmp_path / "empty.jsonl")
+    assert main(["data", "validate", str(tmp_path / "empty.jsonl")]) == 1
+    assert "holds no question that can be asked" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="holds no id"):
+        read_ids(tmp_path / "empty.jsonl")
+    with pytest.raises(UsageError, match="no file of ids can be read"):
+        read_ids(tmp_path / "none.txt")

@@ -351,3 +351,14 @@ def test_flags_and_set_make_the_same_run_as_a_file(tmp_path: Path, monkeypatch: 
     assert (found.concurrency, found.limit, found.data[0].name, found.strategies[0].options) == (3, 2, "x", {"k": 2})
     assert main(["eval", "run", *flags, "--set", "singl-step.k=2"]) == 2
     assert "did you mean 'single-step'" in capsys.readouterr().err
+
+
+def test_a_missing_index_is_found_before_a_model_is_loaded(tmp_path: Path):
+    def never(*_: object, **__: object) -> Any:
+        raise AssertionError("loaded")
+
+    def no_index(name: str) -> Any:
+        raise UsageError(f"no index at {name!r}")
+
+    with pytest.raises(UsageError, match="no index at 'gone'"):
+        run(config(tmp_path, index="gone"), Loaded(never, no_index))

@@ -51,7 +51,7 @@ FAULTS = [
     Fault("the last whole line goes too", f"{F}_cut_torn_line", "keep = start + found + 1", "keep = start", "torn_line"),
     Fault("final files are in the order of finishing", f"{F}RunFolder.finish", "source.seek(places[id])", "pass", "torn_line"),
     Fault("everything is asked again", f"{F}RunFolder.done", "done[record.id] = number", "done[str(number)] = number", "torn_line"),
-    Fault("a finished run is run again", "evals.suite:_run_all", "todo or old is None or not old.finished", "True", "finished_is_left"),
+    Fault("a finished run is run again", "evals.suite:_run_all", "todo or not _is_finished(made)", "True", "finished_is_left"),
     Fault("another run is let in", f"{F}check_same", "if differs:", "if False:", "another_run"),
     Fault("another model is let in", f"{F}RunFolder.begin", "check_same(old, run.identity, self.path)", "pass", "another_model"),
     Fault("an id may come twice", f"{F}RunFolder.done", "if record.id in done:", "if False:", "damaged_line"),

@@ -96,13 +96,16 @@ def load_questions(
 
     Raises:
         UsageError: there is no such file, or an argument means nothing.
-        BadInput: rows without question or answer, or ids that come twice; the first ones are named.
+        BadInput: rows without question or answer, or ids that come twice; the first ones are named. Or no question at all.
     """
     found = read_questions(source, format=format, columns=columns, split=split, dataset=dataset)
     if fatal := [problem for problem in found.problems if problem.fatal]:
         shown = "; ".join(map(str, fatal[:_SHOWN]))
         more = f"; and {len(fatal) - _SHOWN} more" if len(fatal) > _SHOWN else ""
         raise BadInput(f"{found.name}: {shown}{more}. `inward data validate` lists them all")
+    if not found.questions:
+        left_out = f"; {found.unanswerable} rows have no answer by the data set's own word" if found.unanswerable else ""
+        raise BadInput(f"{found.name} holds no question{left_out}")
     return choose(found, limit=limit, sample_seed=sample_seed, ids=ids)
 
 
@@ -128,8 +131,19 @@ def choose(found: QuestionSet, *, limit: int | None = None, sample_seed: int = 0
 
 
 def read_ids(path: str | Path) -> tuple[str, ...]:
-    """Read one id a line, as written by a run or by hand."""
-    return tuple(line.rstrip("\r\n") for line in io.StringIO(decoded(Path(path).read_bytes(), str(path))) if line.strip())
+    """Read one id a line, as written by a run or by hand.
+
+    Raises:
+        UsageError: there is no such file, or no id in it.
+    """
+    try:
+        text = decoded(Path(path).read_bytes(), str(path))
+    except OSError as error:
+        raise UsageError(f"no file of ids can be read at {str(path)!r} ({error.strerror})") from error
+    ids = tuple(line.rstrip("\r\n") for line in io.StringIO(text) if line.strip())
+    if not ids:
+        raise UsageError(f"{str(path)!r} holds no id")
+    return ids
 
 
 def data_hash(questions: Iterable[Question]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -62,7 +62,7 @@ class Report:
     notes: tuple[str, ...]
 
 
-def find_runs(paths: Iterable[str | Path]) -> list[Path]:
+def find_runs(paths: Sequence[str | Path]) -> list[Path]:
     """Return the folders of runs at or below `paths`, sorted.
 
     Raises:
@@ -74,11 +74,13 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
         if not below:
             raise UsageError(f"no run at or below {str(path)!r}: a run's folder holds {RUN} and {OUTCOMES}")
         found += [folder for folder in below if folder not in found and (folder / OUTCOMES).exists()]
+    if not found:
+        raise UsageError(f"no run at or below {', '.join(repr(str(path)) for path in paths)} has an outcome yet")
     return found
 
 
 def make_report(
-    paths: Iterable[str | Path],
+    paths: Sequence[str | Path],
     *,
     setting: Setting | None = None,
     seen: Collection[str] = (),

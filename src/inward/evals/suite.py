@@ -175,13 +175,16 @@ def run_suite(
 
 
 def _run_all(plans: Iterable[RunPlan], config: SuiteConfig, loaded: Loaded, retry_failed: bool, progress: bool) -> Iterator[RunSummary]:
+    plans = list(plans)
+    for made in plans:  # before a model is loaded: it may take minutes
+        if made.strategy.searches and not _is_finished(made):
+            loaded.retriever(made.index)
     for made in plans:
         started = time.perf_counter()
         with RunFolder(made.folder) as folder:
             done = folder.done(without_failed=retry_failed)
             todo = [q for q in made.questions.questions if q.id not in done]
-            old = read_run(made.folder)
-            if todo or old is None or not old.finished:
+            if todo or not _is_finished(made):
                 _run(made, folder, todo, config, loaded, progress)
             failed = tuple(folder.failed)
         yield RunSummary(
@@ -192,6 +195,11 @@ def _run_all(plans: Iterable[RunPlan], config: SuiteConfig, loaded: Loaded, retr
             failed=failed,
             seconds=time.perf_counter() - started,
         )
+
+
+def _is_finished(made: RunPlan) -> bool:
+    old = read_run(made.folder)
+    return old is not None and old.finished
 
 
 def _run(made: RunPlan, folder: RunFolder, todo: list[Question], config: SuiteConfig, loaded: Loaded, progress: bool) -> None:
