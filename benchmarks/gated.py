@@ -5,7 +5,7 @@
 *One at a time* answers each question alone with no prefix reuse. Each repeat times another share of the 64, so that
 five repeats together answer every question once.
 *Bare forward* replays the tokens of the concurrent run through the model alone, in full batches: prompt tokens as
-sequences of 512, generated tokens as 64 rows with logits for each; no cache, no text, no decisions.
+sequences of 512, generated tokens as 64 rows with logits for each; no cache, no text, no decisions; the model as transformers has it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from report import interleave, save, spread, table
 
 from inward import evaluate, load_lm, load_retriever, load_strategy
 from inward.lm import BatchedLM
+from inward.lm.head import tile_head, untile_head
 
 QUESTIONS = 64
 ROWS, SEQUENCE = 64, 512
@@ -108,6 +109,7 @@ def replay(lm: BatchedLM, passes: list[tuple[int, int]]) -> None:
     model = lm.backend.model
     own = model.config._attn_implementation
     model.set_attn_implementation("sdpa")
+    untile_head(model)
     decoded = sum(rows for _, rows in passes)
     prompt = sum(fed for fed, _ in passes) - decoded
     ids = torch.arange(1000, 1000 + max(ROWS, SEQUENCE))
@@ -117,6 +119,7 @@ def replay(lm: BatchedLM, passes: list[tuple[int, int]]) -> None:
         for _ in range(round(prompt / SEQUENCE)):
             model(input_ids=ids[None, :SEQUENCE], use_cache=False, logits_to_keep=1)
     model.set_attn_implementation(own)
+    tile_head(model)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Faults put into the harness, each seen by the test that holds the guarantee."""
+"""Faults put into the harness, thresholds and probers, each seen by the test that holds the guarantee."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ from pathlib import Path
 import pytest
 from mutating import Fault, put
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "evals"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "probers"))
 
 import test_answers
 import test_gates
 import test_intervals
 import test_metrics
+import test_prober
 import test_questions
 import test_runs
 
+import test_calibration
 from inward.errors import InwardError
 
 CHECKS: dict[str, Callable[..., object]] = {
@@ -42,6 +46,11 @@ CHECKS: dict[str, Callable[..., object]] = {
     "holm": test_intervals.test_holm_by_hand,
     "broken_value": test_gates.test_a_value_that_is_not_finite_is_the_most_uncertain,
     "aurc": test_gates.test_aurc_by_hand,
+    "saved_prober": test_prober.test_W5_saved_and_opened_it_says_the_same,
+    "verdicts": test_prober.test_the_value_is_the_sum_of_the_layers_verdicts,
+    "skip_error": test_calibration.test_max_skip_error_by_hand,
+    "ties": test_calibration.test_equal_values_are_skipped_together_or_not_at_all,
+    "among_skipped": test_calibration.test_the_among_skipped_bound_by_hand,
     "consistency": test_gates.test_skip_error_and_consistency_by_hand,
 }
 
@@ -73,6 +82,16 @@ FAULTS = [
     Fault("a broken value is certain", "evals.gates:_rank", "np.where(np.isfinite(uncertain), uncertain, np.inf)",
           "np.where(np.isfinite(uncertain), uncertain, -np.inf)", "broken_value"),
     Fault("the unsure come first", "evals.gates:_aurc", "np.cumsum(share)", "np.cumsum(share[::-1])", "aurc"),
+    Fault("layers are saved in another order", "probers.network:join", "for layer in layers]", "for layer in sorted(layers, reverse=True)]",
+          "saved_prober"),
+    Fault("no temperatures", "probers.prober:Prober.logits", "/ temperatures[:, None]", "", "verdicts"),
+    Fault("sure is unsure", "probers.prober:Prober.contributions", "sides[..., 0] - sides[..., 1]", "sides[..., 1] - sides[..., 0]",
+          "verdicts"),
+    Fault("no correction for the next question", "calibration:max_skip_error", "(ranked.losses(cut) + 1) / (ranked.n + 1) > alpha",
+          "ranked.losses(cut) / ranked.n > alpha", "skip_error"),
+    Fault("a question at the threshold is not skipped", "calibration:_Sorted.skipped", 'side="right"', 'side="left"', "ties"),
+    Fault("the observed share instead of its bound", "calibration:max_skip_error_among_skipped",
+          "beta.ppf(confidence, bad + 1, skipped - bad)", "bad / skipped", "among_skipped"),
     Fault("consistency over all questions", "evals.gates:consistency", "r if u == 1.0 else None", "r", "consistency"),
 ]  # fmt: skip
 

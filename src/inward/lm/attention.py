@@ -101,9 +101,12 @@ class Decode:
     """Columns in use once this step is over."""
 
     def mask(self, rule: MaskRule, positions: Tensor) -> Tensor:
-        """Return `[R, S]`, true where a query may look; columns beyond a row's own tokens lie in its future."""
+        """Return `[R, S]`, true where a query may look, over the last `S` keys; columns beyond a row's own tokens are its future."""
         keys = torch.arange(self.slab.start + self.width, device=positions.device)
-        return rule.allows(positions[self.rows], keys)
+        mask = rule.allows(positions[self.rows], keys)
+        if len(keys) < LONG or mask.device.type != "cpu":  # elsewhere the host would have to wait for the device at every step
+            return mask
+        return mask[:, int(mask.any(0).byte().argmax()) :]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float | None) -> Tensor:
         """Return `[R, H, D_v]` for `q [H, R, D]`, `k` and `v [H_kv, R, D]`."""
@@ -112,16 +115,24 @@ class Decode:
         kv_heads = k.shape[0]
         grouped = q.reshape(kv_heads, -1, rows, q.shape[-1])  # [H_kv, G, R, D]
         folded = grouped.reshape(kv_heads, -1, q.shape[-1])  # [H_kv, G * R, D]
-        own_keys = slab.keys[layer][:rows, :, : self.width]
-        own_values = slab.values[layer][:rows, :, : self.width]
+        first = slab.start + self.width - mask.shape[1]  # keys before it have left every row's window
+        begin = max(0, first - slab.start)
+        own_keys = slab.keys[layer][:rows, :, begin : self.width]
+        own_values = slab.values[layer][:rows, :, begin : self.width]
+        seen = [s for s in slab.chain if s.end > first]
         by_row = grouped.permute(2, 0, 1, 3)  # [R, H_kv, G, D]
-        scores = [(folded @ s.keys[layer].transpose(1, 2)).view(*grouped.shape[:3], -1).permute(2, 0, 1, 3) for s in slab.chain]
+        scores = [
+            (folded @ s.keys[layer][:, max(0, first - s.start) :].transpose(1, 2)).view(*grouped.shape[:3], -1).permute(2, 0, 1, 3)
+            for s in seen
+        ]
         scores.append(by_row @ own_keys.transpose(2, 3))
         weights = _softmax(torch.cat(scores, -1), mask[:, None, None], scale, softcap)  # [R, H_kv, G, S]
-        out = weights[..., slab.start :] @ own_values
-        for s in slab.chain:
-            part = weights[..., s.start : s.end].permute(1, 2, 0, 3).reshape(kv_heads, -1, len(s.ids))
-            out += (part @ s.values[layer]).view(*grouped.shape[:3], -1).permute(2, 0, 1, 3)
+        out = weights[..., slab.start + begin - first :] @ own_values
+        for s in seen:
+            values = s.values[layer][:, max(0, first - s.start) :]
+            place = max(0, s.start - first)
+            part = weights[..., place : place + values.shape[1]].permute(1, 2, 0, 3).reshape(kv_heads, -1, values.shape[1])
+            out += (part @ values).view(*grouped.shape[:3], -1).permute(2, 0, 1, 3)
         return out.reshape(rows, q.shape[0], -1)
 
 

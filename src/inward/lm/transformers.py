@@ -15,6 +15,7 @@ from inward.lm.capture import Taps
 from inward.lm.cold import ColdEngine
 from inward.lm.decode import SHARED_BY, Engine
 from inward.lm.encode import Encoder
+from inward.lm.head import tile_head
 from inward.lm.identity import model_fingerprint
 from inward.lm.kv import columns_for
 from inward.lm.loading import Loaded
@@ -54,6 +55,7 @@ class TransformersBackend:
         self.notes: list[str] = list(loaded.notes)
         self._config = loaded.model.config.get_text_config()
         self._taps = Taps(self.model)
+        tile_head(self.model)
         self.budget = budget if budget is not None else token_budget(self.model)
         self._prefix_reuse = prefix_reuse
         self._encode = lru_cache(maxsize=4096)(self.encoder.encode)
