@@ -86,7 +86,7 @@ def test_beir_folder_is_its_corpus_and_not_its_queries(tmp_path: Path):
 def test_folder_of_texts_takes_paths_as_ids_and_titles_from_headings(tmp_path: Path):
     write(tmp_path / "b" / "two.md", "# Two\r\n\r\nText.\r\n")
     write(tmp_path / "one.txt", "plain")
-    write(tmp_path / "zipped.txt.gz", gzip.compress(b"packed"))
+    write(tmp_path / "zipped.txt.gz", gzip.compress(b"packed", mtime=0))
     write(tmp_path / ".hidden" / "no.txt", "no")
     write(tmp_path / "image.png", b"\x89PNG\xff")
     assert read(tmp_path) == [
@@ -107,7 +107,7 @@ def test_gzip_is_known_by_its_bytes(tmp_path: Path, name: str):
     [
         (b'{"id": "a", "text": "x"}\n', doc(1, "a", "", "x")),
         (b"a\tx\tT\n", doc(1, "a", "T", "x")),
-        (gzip.compress(b'{"id": "a", "text": "x"}'), doc(1, "a", "", "x")),
+        (gzip.compress(b'{"id": "a", "text": "x"}', mtime=0), doc(1, "a", "", "x")),
     ],
 )
 def test_standard_input_is_sniffed(monkeypatch: pytest.MonkeyPatch, content: bytes, expected: Document):
@@ -156,7 +156,7 @@ def test_I5_an_invalid_byte_is_an_error_with_its_line(tmp_path: Path, name: str)
 def test_utf16_and_cut_off_gzip_are_named(tmp_path: Path):
     with pytest.raises(BadInput, match="UTF-16"):
         read(write(tmp_path / "c.jsonl", '{"id": "a", "text": "x"}'.encode("utf-16")))
-    packed = gzip.compress(b'{"id": "a", "text": "' + bytes(range(65, 91)) * 9000 + b'"}\n' * 9)
+    packed = gzip.compress(b'{"id": "a", "text": "' + bytes(range(65, 91, mtime=0)) * 9000 + b'"}\n' * 9)
     with pytest.raises(BadInput, match="cut-off gzip"):
         read(write(tmp_path / "c.jsonl.gz", packed[:-20]))
 
