@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,9 @@ ALLOWED_SKIPS = ("no GPU", "no server", "no shared data")
 
 THREADS = 1
 """One thread: sums are then in one order, and other work on the machine cannot make torch ten times slower."""
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it runs in the background
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
