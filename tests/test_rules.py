@@ -21,8 +21,8 @@ PACKAGE = ROOT / "src" / "inward"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = (
-    ("cache", "errors", "types"),
-    ("explain", "sentences", "trace"),
+    ("cache", "errors", "types", "whole"),
+    ("explain", "flags", "sentences", "textfile", "trace"),
     ("protocols",),
     ("batching", "prompts"),
     ("lm", "retrieval"),

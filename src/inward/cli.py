@@ -13,11 +13,11 @@ import click
 
 from inward import __version__
 from inward.errors import InwardError, UsageError
+from inward.flags import HELP, pair_of
 
 if TYPE_CHECKING:
     from inward.trace import Outcome
 
-_HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 GEMMA = "google/gemma-3-270m (bundled; Gemma Terms of Use, ai.google.dev/gemma/terms)"
 
@@ -45,13 +45,13 @@ class LazyGroup(click.Group):
         return command
 
 
-@click.group(cls=LazyGroup, context_settings=_HELP)
+@click.group(cls=LazyGroup, context_settings=HELP)
 @click.version_option(__version__, "-V", "--version", prog_name="inward")
 def cli() -> None:
     """Look inward before you look up: the model's own states decide whether to retrieve."""
 
 
-@cli.command(context_settings=_HELP)
+@cli.command(context_settings=HELP)
 @click.argument("questions", nargs=-1, metavar="[QUESTION]...")
 @click.option("--strategy", default=None, metavar="NAME", help="See `inward strategies`. Default: gated(mean-nll).")
 @click.option("--model", default="demo", show_default=True, metavar="NAME", help="Folder, GGUF file or hub id.")
@@ -126,7 +126,7 @@ def _questions(named: Sequence[str], file: TextIO | None) -> list[str]:
     return [checked(question) for question in asked]
 
 
-@cli.command(context_settings=_HELP)
+@cli.command(context_settings=HELP)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per strategy and line.")
 def strategies(as_json: bool) -> None:
     """List strategies, what they need of a model, their options and defaults."""
@@ -146,7 +146,7 @@ def strategies(as_json: bool) -> None:
         click.echo(f"\nsignals, as in gated({next(iter(SIGNALS))}) or --set signal={next(iter(SIGNALS))}\n  {', '.join(SIGNALS)}")
 
 
-@cli.command(context_settings=_HELP)
+@cli.command(context_settings=HELP)
 @click.option("--deep", is_flag=True, help="Load the bundled model too and let it write one token.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per check and line.")
 def doctor(deep: bool, as_json: bool) -> None:
@@ -154,13 +154,14 @@ def doctor(deep: bool, as_json: bool) -> None:
     import msgspec
 
     from inward.doctor import examine
+    from inward.explain import counted
 
     broken = 0
     for check in examine(deep=deep):
         broken += check.state == "broken"
         click.echo(msgspec.json.encode(check).decode() if as_json else f"{check.state:<8} {check.name:<18} {check.detail}")
     if broken:
-        raise InwardError(f"{broken} {'check' if broken == 1 else 'checks'} failed")
+        raise InwardError(f"{counted(broken, 'check')} failed")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -200,18 +201,12 @@ def _of_the_system(error: OSError) -> str:
 
 
 def _settings(pairs: Sequence[str]) -> dict[str, Any]:
-    """Read `name=value` pairs: a value is JSON where it is any (3, 0.5, true), else text."""
-    import msgspec
-
     settings: dict[str, Any] = {}
     for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or not name.isidentifier():
-            raise UsageError(f"--set takes NAME=VALUE, such as max_retrievals=2, got {pair!r}")
-        try:
-            settings[name] = msgspec.json.decode(value)
-        except msgspec.DecodeError:
-            settings[name] = value
+        name, value = pair_of(pair, "--set", example := "NAME=VALUE, such as max_retrievals=2")
+        if not name.isidentifier():
+            raise UsageError(f"--set takes {example}, got {pair!r}")
+        settings[name] = value
     return settings
 
 

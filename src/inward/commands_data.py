@@ -11,11 +11,11 @@ import msgspec
 
 from inward.errors import InwardError, UsageError
 from inward.evals.formats import SHAPES
-from inward.evals.questions import FIELDS, QuestionSet, encode_question, read_questions
-from inward.evals.whole import write_whole
-
-_HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-_SHOWN = 50
+from inward.evals.gathering import QuestionSet
+from inward.evals.questions import FIELDS, encode_question, read_questions
+from inward.explain import counted
+from inward.flags import HELP
+from inward.whole import write_whole
 
 _source = click.argument("source", metavar="QUESTIONS")
 _format = click.option("--format", type=click.Choice(list(SHAPES)), default=None, help="Where the first row does not say.")
@@ -23,7 +23,7 @@ _column = click.option("--column", "columns", multiple=True, metavar="FIELD=NAME
 _split = click.option("--split", default=None, help="Of a BEIR folder: the name of a file in qrels.")
 
 
-@click.group(context_settings=_HELP)
+@click.group(context_settings=HELP)
 def data() -> None:
     """Check and convert files of questions.
 
@@ -31,7 +31,7 @@ def data() -> None:
     """
 
 
-@data.command(context_settings=_HELP)
+@data.command(context_settings=HELP)
 @_source
 @_format
 @_column
@@ -48,15 +48,15 @@ def validate(source: str, format: str | None, columns: tuple[str, ...], split: s
     else:
         for name, value in _summary(found).items():
             click.echo(f"{name:<13} {value}")
-        for line in (*found.problems[:_SHOWN], *found.warnings[:_SHOWN]):
+        for line in (*found.problems, *found.warnings):
             click.echo(f"              {line}")
     if not found.questions:
         raise InwardError(f"{found.name} holds no question that can be asked")
     if found.problems:
-        raise InwardError(f"{found.name} has {len(found.problems)} {'problem' if len(found.problems) == 1 else 'problems'}")
+        raise InwardError(f"{found.name} has {counted(len(found.problems), 'problem')}")
 
 
-@data.command(context_settings=_HELP)
+@data.command(context_settings=HELP)
 @_source
 @click.argument("target", metavar="OUT")
 @_format
@@ -72,13 +72,24 @@ def convert(source: str, target: str, format: str | None, columns: tuple[str, ..
     fatal = [problem for problem in found.problems if problem.fatal]
     if fatal and not skip_bad:
         raise InwardError(f"{found.name}: {fatal[0]} ({len(fatal)} such rows; --skip-bad leaves them out)")
+    if not found.questions:
+        raise InwardError(f"{found.name} holds no question that can be used ({_left_out(found)})")
     if target == "-":
         for question in found.questions:
             click.echo(encode_question(question), nl=False)
         return
     lines = b"".join(map(encode_question, found.questions))
+    if not Path(target).parent.is_dir():
+        raise UsageError(f"there is no folder {str(Path(target).parent)!r} to write {Path(target).name!r} into")
     write_whole(Path(target), gzip.compress(lines, mtime=0) if target.endswith(".gz") else lines)
-    click.echo(f"{len(found.questions)} questions in {target}, {found.format}, data hash {found.data_hash}")
+    left_out = f"; left out: {said}" if (said := _left_out(found)) else ""
+    click.echo(f"{counted(len(found.questions), 'question')} in {target}, {found.format}, data hash {found.data_hash}{left_out}")
+
+
+def _left_out(found: QuestionSet) -> str:
+    bad = sum(problem.fatal for problem in found.problems)
+    counts = {"that cannot be used": bad, "without an answer by the data set's own word": found.unanswerable, "repeated": found.repeated}
+    return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
 
 def _columns(pairs: tuple[str, ...]) -> dict[str, str] | None:

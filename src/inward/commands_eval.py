@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
-from inward.errors import InwardError, UsageError
+from inward.errors import InwardError, UnknownName, UsageError
+from inward.explain import counted
+from inward.flags import HELP, pair_of
 
-_HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _SHOWN = 10
 
 
-@click.group(context_settings=_HELP)
+@click.group(context_settings=HELP)
 def evaluation() -> None:
     """Run strategies over questions with known answers, and report how they did."""
 
 
-@evaluation.command(context_settings=_HELP)
+@evaluation.command(context_settings=HELP)
 @click.argument("config", required=False, type=click.Path(dir_okay=False), default=None)
 @click.option("--strategy", "strategies", multiple=True, metavar="NAME", help="A strategy, such as no-retrieval; may be repeated.")
 @click.option("--data", "data", multiple=True, metavar="[NAME=]PATH", help="A file of questions; may be repeated.")
@@ -56,46 +58,41 @@ def run(config: str | None, strategies: Sequence[str], data: Sequence[str], more
             finished.append(summary)
             failed += len(summary.failed)
             was = "" if summary.asked == summary.questions else f", {summary.questions - summary.asked} done before"
-            click.echo(f"{summary.name}: {_some(summary.questions, 'question')}{was}, {len(summary.failed)} failed, in {summary.folder}")
+            click.echo(f"{summary.name}: {counted(summary.questions, 'question')}{was}, {len(summary.failed)} failed, in {summary.folder}")
     except KeyboardInterrupt:
-        click.echo(f"inward: interrupted; {_some(len(finished), 'run')} finished, and the same command goes on from here", err=True)
+        click.echo(f"inward: interrupted; {counted(len(finished), 'run')} finished, and the same command goes on from here", err=True)
         raise click.exceptions.Exit(130) from None
     if failed:
         named = [f"{s.name} {id}" for s in finished for id in s.failed][:_SHOWN]
-        raise InwardError(f"{_some(failed, 'question')} failed, such as {', '.join(named)}; --retry-failed asks them again")
-
-
-def _some(number: int, what: str) -> str:
-    return f"{number} {what if number == 1 else what + 's'}"
+        raise InwardError(f"{counted(failed, 'question')} failed, such as {', '.join(named)}; --retry-failed asks them again")
 
 
 def _data(item: str) -> dict[str, str]:
+    """Read [NAME=]PATH; a path that is there is one, whatever signs it holds."""
     name, equals, path = item.partition("=")
-    return {"name": name, "path": path} if equals else {"path": item}
+    if not equals or Path(item).exists():
+        return {"path": item}
+    if not name or not path:
+        raise UsageError(f"--data takes [NAME=]PATH, got {item!r}")
+    return {"name": name, "path": path}
 
 
 def _more(pairs: Sequence[str], changes: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Read KEY=VALUE into `changes`; return STRATEGY.OPTION=VALUE by strategy."""
     options: dict[str, dict[str, Any]] = {}
     for pair in pairs:
-        key, equals, text = pair.partition("=")
-        if not equals or not key:
-            raise UsageError(f"--set takes KEY=VALUE, such as concurrency=32 or single-step.k=3, got {pair!r}")
-        try:
-            value = msgspec.json.decode(text)
-        except msgspec.DecodeError:
-            value = text
-        strategy, dot, option = key.rpartition(".")
-        if dot:
-            options.setdefault(strategy, {})[option] = value
+        key, value = pair_of(pair, "--set", "KEY=VALUE, such as concurrency=32 or single-step.k=3")
+        owner, dot, option = key.rpartition(".")
+        if owner == "model_options":
+            changes.setdefault("model_options", {})[option] = value
+        elif dot:
+            options.setdefault(owner, {})[option] = value
         else:
             changes[key] = value
     return options
 
 
 def _with_options(config: Any, options: dict[str, dict[str, Any]]) -> Any:
-    from inward.errors import UnknownName
-
     names = [strategy.name for strategy in config.strategies]
     for name in options:
         if name not in names:
@@ -110,7 +107,7 @@ _normaliser = click.option("--normaliser", type=click.Choice(["squad", "hotpot",
 _own = click.option("--ignore-identical-ids", is_flag=True, help="Never count a passage with the question's own id.")
 
 
-@evaluation.command(context_settings=_HELP)
+@evaluation.command(context_settings=HELP)
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @click.option("--out", default=None, metavar="FOLDER", help="Where report.md and report.html go. Default: the first RUN.")
 @click.option("--title", default="inward: evaluation", show_default=True, help="Of the page.")
@@ -124,12 +121,10 @@ def report(runs: Sequence[str], out: str | None, title: str, train: Sequence[str
 
     RUN is a run's folder or one that holds some. Each run's numbers go into its metrics.json.
     """
-    from pathlib import Path
-
     from inward.evals.metrics import Setting
     from inward.evals.questions import load_questions, text_hash
     from inward.evals.report import make_report, to_html, to_markdown
-    from inward.evals.whole import write_whole
+    from inward.whole import write_whole
 
     seen = {text_hash(question.question) for file in train for question in load_questions(file).questions}
     setting = Setting(normaliser=normaliser, ignore_identical_ids=ignore_identical_ids)
@@ -140,10 +135,10 @@ def report(runs: Sequence[str], out: str | None, title: str, train: Sequence[str
     write_whole(target / "report.html", to_html(made).encode())
     for text in made.warnings:
         click.echo(f"inward: {text}", err=True)
-    click.echo(f"{_some(sum(len(table.rows) for table in made.tables), 'run')} in {target / 'report.md'} and {target / 'report.html'}")
+    click.echo(f"{counted(sum(len(table.rows) for table in made.tables), 'run')} in {target / 'report.md'} and {target / 'report.html'}")
 
 
-@evaluation.command(context_settings=_HELP)
+@evaluation.command(context_settings=HELP)
 @click.argument("a", metavar="RUN_A")
 @click.argument("b", metavar="RUN_B")
 @_normaliser

@@ -13,6 +13,8 @@ import click
 import msgspec
 
 from inward.errors import InwardError, UsageError
+from inward.explain import counted
+from inward.flags import HELP
 from inward.retrieval import BuildReport, EditReport, add, build_index, delete, info, load_retriever, merge, verify
 from inward.retrieval.build import bytes_needed, free_space, in_words
 from inward.retrieval.card import CARD
@@ -20,7 +22,6 @@ from inward.retrieval.corpus import Corpus, Format
 from inward.trace import Noted, record
 from inward.types import Passage
 
-_HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _SHOWN_PROBLEMS, _SHOWN_CHARACTERS = 20, 240
 
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -53,7 +54,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
 _merge = click.option("--merge", "merged", is_flag=True, help="Rewrite without deleted passages: scores equal a rebuild's.")
 
 
-@click.group(context_settings=_HELP)
+@click.group(context_settings=HELP)
 def index() -> None:
     """Build, change, check and search an index of passages.
 
@@ -61,7 +62,7 @@ def index() -> None:
     """
 
 
-@index.command(context_settings=_HELP)
+@index.command(context_settings=HELP)
 @_source
 @_path
 @click.option("--size", type=int, default=100, show_default=True, help="Words of a passage, about; 0 keeps documents whole.")
@@ -83,11 +84,13 @@ def build(source: str, path: str, size: int, overlap: int, format: Format | None
         _print_json(report)
         return
     rate = report.passages / max(report.seconds, 1e-9)
-    click.echo(f"{_some(report.passages, 'passage')} of {_some(report.documents, 'document')} in {report.path} ({in_words(report.bytes)})")
+    click.echo(
+        f"{counted(report.passages, 'passage')} of {counted(report.documents, 'document')} in {report.path} ({in_words(report.bytes)})"
+    )
     click.echo(f"{report.seconds:.1f} s, {rate:.0f} passages a second, fingerprint {report.fingerprint}")
 
 
-@index.command("add", context_settings=_HELP)
+@index.command("add", context_settings=HELP)
 @_source
 @_path
 @_format
@@ -109,11 +112,11 @@ def add_documents(source: str, path: str, format: Format | None, strict: bool, m
     if as_json:
         _print_json(report)
         return
-    click.echo(f"{_some(report.added, 'document')} added, {report.updated} updated, {report.unchanged} were there as they are")
+    click.echo(f"{counted(report.added, 'document')} added, {report.updated} updated, {report.unchanged} were there as they are")
     _print_totals(report)
 
 
-@index.command("delete", context_settings=_HELP)
+@index.command("delete", context_settings=HELP)
 @_path
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @click.option("--ids-file", type=click.File("r", encoding="utf-8"), default=None, help="A file with one id a line; - is standard input.")
@@ -137,11 +140,11 @@ def delete_documents(path: str, ids: Sequence[str], ids_file: Any, merged: bool,
     if as_json:
         _print_json(report)
         return
-    click.echo(f"{_some(report.deleted, 'document')} deleted, {len(report.missing)} not there")
+    click.echo(f"{counted(report.deleted, 'document')} deleted, {len(report.missing)} not there")
     _print_totals(report)
 
 
-@index.command("info", context_settings=_HELP)
+@index.command("info", context_settings=HELP)
 @_path
 @_json
 def describe(path: str, as_json: bool) -> None:
@@ -154,13 +157,13 @@ def describe(path: str, as_json: bool) -> None:
     split = f"about {card.split.size} words, {card.split.overlap} repeated" if card.split.size else "documents kept whole"
     rows = {
         "kind": f"{card.kind}, format {card.format}",
-        "passages": f"{card.passages} of {_some(card.documents, 'document')}",
+        "passages": f"{card.passages} of {counted(card.documents, 'document')}",
         "split": split,
         "corpus": card.source,
         "analyser": f"{card.analyser.stemmer} stemmer, {len(card.analyser.stopwords)} stop words, fingerprint {card.analyser_fingerprint}",
         "built": f"{card.built} by inward {card.inward}, {card.tantivy}",
-        "on disk": f"{in_words(found.bytes)} in {_some(found.segments, 'segment')}",
-        "deleted": f"{_some(found.deleted, 'passage')} still counted in scores"
+        "on disk": f"{in_words(found.bytes)} in {counted(found.segments, 'segment')}",
+        "deleted": f"{counted(found.deleted, 'passage')} still counted in scores"
         + ("; clear them with: inward index delete INDEX --merge" if found.deleted else ""),
         "fingerprint": found.fingerprint,
     }
@@ -168,7 +171,7 @@ def describe(path: str, as_json: bool) -> None:
         click.echo(f"{name:<12} {value}")
 
 
-@index.command("verify", context_settings=_HELP)
+@index.command("verify", context_settings=HELP)
 @_path
 @_json
 def self_test(path: str, as_json: bool) -> None:
@@ -183,7 +186,7 @@ def self_test(path: str, as_json: bool) -> None:
         raise InwardError(f"the index at {path!r} is damaged; build it again")
 
 
-@index.command(context_settings=_HELP)
+@index.command(context_settings=HELP)
 @_path
 @click.argument("query")
 @click.option("-k", type=int, default=5, show_default=True, help="Passages to find.")
@@ -214,11 +217,6 @@ def _folder(path: str) -> Path:
 
         return demo_index()
     return Path(path)
-
-
-def _some(number: int, what: str) -> str:
-    """Say how many, in the singular where it is one."""
-    return f"{number} {what if number == 1 else what + 's'}"
 
 
 def _filter(where: Sequence[str]) -> dict[str, list[Any]]:
@@ -268,9 +266,11 @@ def _with_totals_of(totals: EditReport, report: EditReport) -> EditReport:
 
 
 def _print_totals(report: EditReport) -> None:
-    click.echo(
-        f"{_some(report.passages, 'passage')} of {_some(report.documents, 'document')} in {report.path}, fingerprint {report.fingerprint}"
-    )
+    click.echo(f"{_held(report)} in {report.path}, fingerprint {report.fingerprint}")
+
+
+def _held(report: BuildReport | EditReport) -> str:
+    return f"{counted(report.passages, 'passage')} of {counted(report.documents, 'document')}"
 
 
 def _print_passage(rank: int, passage: Passage) -> None:

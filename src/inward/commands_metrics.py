@@ -7,12 +7,11 @@ import msgspec
 
 from inward.evals.metrics import METRICS
 from inward.evals.normalise import DEFAULT, NORMALISERS
-
-_HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+from inward.flags import HELP
 
 OF_A_RUN = {
-    "skip error": "share of wrong answers among the questions answered without retrieval",
-    "consistency": "of the questions right without retrieval (a no-retrieval run, by id), the share still right",
+    "skip error": "share of wrong answers among the questions answered, and answered without retrieval",
+    "consistency": "of the questions right without retrieval (a no-retrieval run alike in model, prompt and seed), the share still right",
     "AUROC": "probability that a wrong unaided answer is the more uncertain one of a wrong and a right one; ties count half",
     "PR-AUC": "average precision of finding wrong unaided answers by falling uncertainty",
     "AURC": "mean error among the most certain answers, over all coverages; lower is better",
@@ -22,12 +21,12 @@ OF_A_RUN = {
 """Name -> definition of what is measured of a run, not of a question."""
 
 
-@click.group(context_settings=_HELP)
+@click.group(context_settings=HELP)
 def metrics() -> None:
     """Say what is measured."""
 
 
-@metrics.command("list", context_settings=_HELP)
+@metrics.command("list", context_settings=HELP)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per metric and line.")
 def list_metrics(as_json: bool) -> None:
     """Print every metric with its definition and an example."""

@@ -11,7 +11,7 @@ from inward.evals.run import answer, evaluate, run
 from inward.lm.source import check_there
 from inward.protocols import LM, Retriever
 from inward.strategies import BoundStrategy, Function, checked, plan
-from inward.strategies.demo_thresholds import DEMO_THRESHOLDS
+from inward.strategies.demo_thresholds import with_demo_threshold
 from inward.trace import Outcome
 
 T = TypeVar("T")
@@ -83,8 +83,8 @@ def bind(strategy: str | Function, *, lm: str | LM = DEMO, retriever: str | Retr
     """Check model, strategy and options first, then load what goes by name, then bind; see `ask`."""
     if isinstance(lm, str):
         check_there(lm)
-    if lm == DEMO and isinstance(strategy, str) and strategy in DEMO_THRESHOLDS and "prompt" not in options:
-        options = {"threshold": DEMO_THRESHOLDS[strategy], **options}
+    if isinstance(strategy, str):
+        options = with_demo_threshold(strategy, lm, options)
     planned = plan(strategy, options)
     if not planned.searches:
         retriever = None

@@ -37,13 +37,13 @@ def to_dict(outcome: Outcome) -> dict[str, Any]:
     """
     plain: dict[str, Any] = msgspec.to_builtins(outcome)
     plain["events"] = [{"event": _KINDS[type(event)], **fields} for event, fields in zip(outcome.events, plain["events"], strict=True)]
-    finite: dict[str, Any] = _finite(plain)
+    finite: dict[str, Any] = finite_only(plain)
     return finite
 
 
 def to_json(outcome: Outcome, **more: Any) -> str:
     """Return an outcome as one line of JSON, with `more` in front (the run's strategy, model, options); see `to_dict`."""
-    return msgspec.json.encode(_finite(more) | to_dict(outcome)).decode()
+    return msgspec.json.encode(finite_only(more) | to_dict(outcome)).decode()
 
 
 def gauge(value: float, above: float, width: int = _GAUGE) -> str:
@@ -79,7 +79,7 @@ def _event_lines(number: int, event: Event, *, decides_search: bool) -> Iterator
             if event.parts:
                 yield _line("", ", ".join(f"{name} {value:.3f}" for name, value in event.parts.items()))
         case Searched():
-            yield _line(f"{number} search", f"{_quoted(event.query)}: {_count(len(event.passages), 'passage')}")
+            yield _line(f"{number} search", f"{_quoted(event.query)}: {counted(len(event.passages), 'passage')}")
             for place, passage in enumerate(event.passages, 1):
                 yield _line("", f"[{place}] {passage.score:6.2f}  {_titled(passage)}")
         case Noted():
@@ -97,7 +97,7 @@ def _closing(outcome: Outcome) -> Iterator[str]:
             if place in cited:
                 yield _line("", f"[{place}] {source(passage)}")
         if reply.passages and not cited:
-            yield _line("", f"none of the {_count(len(reply.passages), 'passage')} it read names this answer")
+            yield _line("", f"none of the {counted(len(reply.passages), 'passage')} it read names this answer")
         if reply.flags:
             yield _line("flags", ", ".join(reply.flags))
     if outcome.confidence is not None:
@@ -120,11 +120,11 @@ def source(passage: Passage) -> str:
 
 
 def _line(label: str, text: str) -> str:
-    rows = wrap(_harmless(text), WIDTH - _LABEL, break_on_hyphens=False) or [""]
+    rows = wrap(harmless(text), WIDTH - _LABEL, break_on_hyphens=False) or [""]
     return "\n".join(f"{name:<{_LABEL}}{row}".rstrip() for name, row in zip([label, *[""] * (len(rows) - 1)], rows, strict=True))
 
 
-def _harmless(text: str) -> str:
+def harmless(text: str) -> str:
     """Replace what would steer a terminal: a model's text and a passage are data."""
     return "".join(c if c.isspace() or unicodedata.category(c) not in ("Cc", "Cs") else "\ufffd" for c in text)
 
@@ -140,20 +140,21 @@ def _quoted(text: str) -> str:
 
 def _read(usage: Usage) -> str:
     reused = f" ({usage.cached_tokens} of them reused)" if usage.cached_tokens else ""
-    return f"{_count(usage.prompt_tokens, 'token')} read{reused}"
+    return f"{counted(usage.prompt_tokens, 'token')} read{reused}"
 
 
 def _cost(usage: Usage) -> str:
     parts = [
-        _count(usage.generate_calls, "generation"),
-        _count(usage.search_calls, "search", "searches"),
+        counted(usage.generate_calls, "generation"),
+        counted(usage.search_calls, "search", "searches"),
         _read(usage),
         f"{usage.completion_tokens} written",
     ]
     return ", ".join(parts) + (f", {usage.device_seconds:.1f} s" if usage.device_seconds else "")
 
 
-def _count(number: int, one: str, many: str | None = None) -> str:
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """Say how many, in the singular where it is one."""
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
@@ -162,11 +163,12 @@ def _plain_words(text: str) -> str:
     return " ".join("".join(c if c.isalnum() else " " for c in folded).split())
 
 
-def _finite(value: Any) -> Any:
+def finite_only(value: Any) -> Any:
+    """Return nested plain values with None for numbers that are not finite, as JSON has no name for them."""
     if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
+        return {key: finite_only(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
+        return [finite_only(inner) for inner in value]
     return None if isinstance(value, float) and not isfinite(value) else value
 
 

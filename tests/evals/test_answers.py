@@ -65,6 +65,7 @@ def test_bounds_and_order(answer: str, golds: list[str], name: NormaliserName):
         ("Saint Petersburg", ["St. Petersburg", "saint petersburg"], 1),
         ("new york city", ["york new"], 0),
         ("anything", ["The The", "the"], 0),
+        ("The the", ["The The"], 1),
         ("", ["Paris"], 0),
         ("", [""], 0),
         ("anything", [], 0),
@@ -83,3 +84,10 @@ def test_no_answer_is_never_right():
         assert exact_match("", golds) == f1(" \n", golds) == 0
     assert exact_match("The The", ["The The"]) == f1("The The", ["The The"]) == 1
     assert exact_match("", [""]) == 1
+
+
+def test_what_normalises_to_nothing_is_compared_as_it_is():
+    for other in ("The", "!!!", "an", "B"):
+        assert exact_match(other, ["A"]) == f1(other, ["A"]) == contains(other, ["A"]) == 0
+    assert exact_match("a", ["A"]) == f1("A", ["A"]) == contains("A", ["A"]) == substring("A", ["A"]) == 1
+    assert exact_match("the", ["a"], "squad") == 1, "what the SQuAD script says"

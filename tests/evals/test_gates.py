@@ -74,6 +74,7 @@ def test_ece_by_hand():
     assert ece([0.9, 0.9, 0.1, 1.0], [1.0, 0.0, 0.0, 1.0]).value == pytest.approx(
         (0.8 + 0.1 + 0.0) / 4
     )  # 0.9, 0.9 and 1.0 share a bin: |2.8 - 2|
+    assert ece([0.9, 0.9], [1.0, None]).n == 1
     assert ece([None, None], [1.0, 0.0]).why.startswith("no confidences")
 
 
@@ -82,4 +83,7 @@ def test_skip_error_and_consistency_by_hand():
     assert skip_error(searched, right).value == pytest.approx(1 / 3)
     assert consistency(unaided, right).value == pytest.approx(2 / 3)
     assert skip_error([1.0], [1.0]).why == "every question was looked up"
+    assert skip_error([None, 1.0], [0.0, 1.0]).why == "no question was answered without retrieval"
+    assert skip_error([None, 0.0], [0.0, 1.0]).value == 0.0, "a failed question was not skipped"
+    assert skip_error([0.0], [None]).why == "there are no gold answers"
     assert consistency([0.0], [1.0]).why == "no question is right without retrieval"

@@ -119,3 +119,12 @@ def test_correlations_have_n_and_an_interval(kind):
 
 def test_the_number_of_draws_is_stated():
     assert DRAWS >= 1000
+
+
+@pytest.mark.parametrize("n", [1, 5, 300])
+def test_where_all_agree_the_interval_is_the_exact_one(n: int):
+    right, wrong = means([[1.0] * n, [0.0] * n], shares=True)
+    exact = stats.binomtest(n, n).proportion_ci(0.95, method="exact")
+    assert (right.low, right.high) == pytest.approx((exact.low, exact.high))
+    assert (wrong.low, wrong.high) == pytest.approx((1 - exact.high, 1 - exact.low))
+    assert means([[1.0] * n])[0].low == 1.0, "a cost of one call each is no share"

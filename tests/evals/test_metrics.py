@@ -118,3 +118,16 @@ def test_S9_every_metric_has_a_definition_and_an_example(capsys: pytest.CaptureF
     assert main(["metrics", "list", "--json"]) == 0
     rows = [msgspec.json.decode(line) for line in capsys.readouterr().out.splitlines()]
     assert {"em", "AUROC", "consistency"} <= {row["name"] for row in rows}
+
+
+def test_one_passage_under_two_gold_names_is_a_perfect_ranking():
+    one = made(supporting=("c", "The Seine"), steps=(SearchedStep(number=1, query="q", hits=hits("c"), usage={}),), used=())
+    assert (measure(one)["R@5"], measure(one)["nDCG@5"]) == (1.0, 1.0)
+    late = made(supporting=("c", "The Seine"), steps=(SearchedStep(number=1, query="q", hits=hits("a#0", "c"), usage={}),), used=())
+    assert measure(late)["nDCG@5"] == pytest.approx(0.6309297)
+
+
+def test_a_passage_without_title_is_no_gold_passage_without_name():
+    plain = {"zz": PassageText(text="irrelevant")}
+    one = made(supporting=("",), passages=plain, steps=(SearchedStep(number=1, query="q", hits=hits("zz"), usage={}),), used=())
+    assert measure(one)["R@5"] == 0.0

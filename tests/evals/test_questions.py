@@ -17,7 +17,8 @@ import pytest
 
 from inward.cli import main
 from inward.errors import BadInput, UnknownName, UsageError
-from inward.evals.questions import choose, encode_question, load_questions, made_id, read_ids, read_questions, text_hash
+from inward.evals.gathering import made_id
+from inward.evals.questions import choose, encode_question, load_questions, read_ids, read_questions, text_hash
 from inward.evals.record import Question
 
 LINE = '{"id": "1", "question": "q", "answers": ["a"]}'
@@ -135,7 +136,9 @@ def test_rows_of_any_library_come_by_column_names():
 
     (question,) = load_questions(Dataset(), columns={"id": "key", "question": "prompt", "answers": "gold"}).questions
     assert question == Question(id="3", question=RIVER, answers=("Nile",), metadata={"hops": 2})
-    with pytest.raises(BadInput, match="row 1 has no column 'q'; it has 'key', 'prompt', 'gold', 'hops'"):
+    with pytest.raises(
+        UsageError, match="no row of Dataset has the column 'q' for question; the first has 'key', 'prompt', 'gold', 'hops'"
+    ):
         load_questions(Dataset(), columns={"question": "q"})
     with pytest.raises(UnknownName, match="did you mean 'answers'"):
         load_questions(Dataset(), columns={"answer": "gold"})
@@ -198,7 +201,7 @@ def test_S1_a_missing_field_is_named_with_its_row_and_extra_fields_stay(tmp_path
         ('{"id": "1", "question": "q", "answers": ["a"]}\n{"id": "2", "quest', "line 2 is no JSON"),
         ('{"id": "1", "question": "q", "answers": ["a"]}\n[1]\n', "line 2 is no object, got '\\[1\\]'"),
         (f"{LINE}\n\n{LINE}\n", "line 3: id '1' is that of line 1 too"),
-        ('{"text": "a"}\n', "fields 'text' is of no known format"),
+        ('{"text": "a"}\n', "fields 'text' are of no known format"),
         ("[1, 2]", "row 1 is no object"),
         ("[{", "is no JSON"),
     ],
@@ -211,7 +214,7 @@ def test_a_bad_line_is_named(text: str, message: str, tmp_path: Path):
 
 def test_bytes_that_are_not_utf8_are_named_by_line(tmp_path: Path):
     (tmp_path / "q.jsonl").write_bytes(b'{"id": "1"}\n{"id": "\xff"}\n')
-    with pytest.raises(BadInput, match="line 2: byte 0xff is not UTF-8"):
+    with pytest.raises(BadInput, match="line 2: byte 0xff at column 9 is not UTF-8"):
         load_questions(tmp_path / "q.jsonl")
 
 
@@ -333,3 +336,176 @@ def test_a_file_without_questions_is_refused(tmp_path: Path, capsys: pytest.Capt
         read_ids(tmp_path / "empty.jsonl")
     with pytest.raises(UsageError, match="no file of ids can be read"):
         read_ids(tmp_path / "none.txt")
+
+
+# -- rows that are nearly right ------------------------------------------------------------------------------
+
+
+def test_a_named_column_wins_over_a_field_of_that_name():
+    row = {"id": "1", "question": "old", "prompt": "new", "answers": ["wrong"], "gold": ["right"], "supporting": ["old"], "sup": "new"}
+    columns = {"question": "prompt", "answers": "gold", "supporting": "sup"}
+    (question,) = load_questions([row], columns=columns).questions
+    assert (question.question, question.answers, question.supporting) == ("new", ("right",), ("new",))
+
+
+def test_a_column_that_one_row_lacks_is_that_rows_problem_or_none_at_all():
+    rows = [
+        {"id": "1", "question": "q", "gold": ["r"], "sup": ["x"]},
+        {"id": "2", "question": "q", "gold": ["r"]},
+        {"id": "3", "question": "q"},
+    ]
+    found = read_questions(rows, columns={"answers": "gold", "supporting": "sup"})
+    assert [(q.id, q.supporting) for q in found.questions] == [("1", ("x",)), ("2", ())]
+    assert [p.place for p in found.problems] == ["row 3"]
+
+
+@pytest.mark.parametrize(
+    ("supporting", "expected"),
+    [
+        ("Canteen", ("Canteen",)),
+        (["a", "b", "a", ""], ("a", "b")),
+        ([["Nile", 0], ["Nile", 1], ["Egypt", 0]], ("Nile", "Egypt")),
+        ({"title": ["Nile", "Egypt"], "sent_id": [0, 1]}, ("Nile", "Egypt")),
+        (None, ()),
+        (7, ("7",)),
+    ],
+)
+def test_gold_passages_are_whole_names(supporting: object, expected: tuple[str, ...]):
+    assert load_questions([{"id": "1", "question": "q", "answers": ["a"], "supporting": supporting}]).questions[0].supporting == expected
+    hotpot = {"_id": "1", "question": "q", "answer": "a", "supporting_facts": supporting}
+    if not isinstance(supporting, str | int | None):
+        assert load_questions([hotpot]).questions[0].supporting == expected
+
+
+def test_gold_passages_of_no_kind_are_a_problem():
+    (problem,) = read_questions([{"id": "1", "question": "q", "answers": ["a"], "supporting": {"sent_id": [1]}}]).problems
+    assert "gold passages are named by id or title" in problem.what
+
+
+def test_an_article_without_title_names_no_gold_passage():
+    squad = {"data": [{"paragraphs": [{"context": "c", "qas": [{"id": "1", "question": "q", "answers": [{"text": "a"}]}]}]}]}
+    assert load_questions([squad]).questions[0].supporting == ()
+
+
+def test_changed_gold_is_other_data():
+    changed = [{**ROWS[0], "supporting": ["p"]}, *ROWS[1:]]
+    assert load_questions(changed).data_hash != load_questions(ROWS).data_hash
+
+
+def test_a_number_never_takes_a_texts_name():
+    rows = [{"id": id, "question": f"q {n}", "answers": ["b"]} for n, id in enumerate([7, "7", "int:7"])]
+    for order in (rows, rows[::-1]):
+        assert {q.question: q.id for q in load_questions(order).questions} == {"q 0": "int:int:7", "q 1": "7", "q 2": "int:7"}
+
+
+def test_half_a_character_is_refused_in_what_is_asked_and_replaced_beside_it():
+    good = {"id": "1", "question": "q", "answers": ["b"], "note": "x\ud800", "deep": {"\ud800": ["\ud800"]}}
+    (question,) = load_questions([good]).questions
+    assert question.metadata == {"note": "x\ufffd", "deep": {"\ufffd": ["\ufffd"]}}
+    assert encode_question(question)
+    for name, value in (("id", "\ud800"), ("question", "q\ud800"), ("answers", ["\ud800"]), ("supporting", "\ud800")):
+        (problem,) = read_questions([{**good, name: value}]).problems
+        assert "half of a surrogate pair" in problem.what
+
+
+@pytest.mark.parametrize(
+    "extra", [{"data": "2020-01-01"}, {"qid": "x"}, {"possible_answers": '["z"]'}, {"paragraphs": 3}, {"questions": [1]}]
+)
+def test_an_extra_field_does_not_make_another_format(extra: dict):
+    found = load_questions([{"id": "1", "question": "q", "answers": ["b"], **extra}])
+    assert found.format == "inward"
+    assert found.questions[0].metadata == extra
+
+
+def test_what_was_converted_is_read_back_also_with_odd_metadata(tmp_path: Path):
+    inner = {"possible_answers": '["z"]', "qid": "h", "supporting": ["zz"], "answer": "no"}
+    rows = [{"id": "1", "question": "q", "golden_answers": ["b"], "metadata": inner}]
+    (tmp_path / "a.jsonl").write_text(json.dumps(rows[0]))
+    assert main(["data", "convert", str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]) == 0
+    first, again = load_questions(tmp_path / "a.jsonl"), load_questions(tmp_path / "b.jsonl")
+    assert again.questions == first.questions
+    assert first.questions[0].metadata == inner
+    assert first.questions[0].supporting == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "question", "answers"),
+    [
+        ('1\t"Heroes" was sung by\t["b"]', '"Heroes" was sung by', ("b",)),
+        ('1\t"what is it\t["b"]', '"what is it', ("b",)),
+        ('1\twho\t"[""b"", ""c""]"', "who", ("b", "c")),
+        ("1\twho\t" + "x" * 140_000, "who", ("x" * 140_000,)),
+    ],
+)
+def test_a_table_is_read_without_losing_quotes_or_length(line: str, question: str, answers: tuple[str, ...], tmp_path: Path):
+    for header in ("possible_answers", "answers"):
+        if header == "possible_answers" and not line.rpartition("\t")[2].lstrip('"').startswith("["):
+            continue
+        (tmp_path / "q.tsv").write_text(f"id\tquestion\t{header}\n{line}\n")
+        (found,) = load_questions(tmp_path / "q.tsv").questions
+        assert (found.question, found.answers) == (question, answers)
+
+
+def test_a_table_row_with_too_many_cells_is_named(tmp_path: Path):
+    (tmp_path / "q.tsv").write_text("id\tquestion\tanswers\n1\tq\tb\textra\n2\tq\tb\n")
+    found = read_questions(tmp_path / "q.tsv")
+    assert [str(p) for p in found.problems] == ["line 2: has 1 more cells than the header has names"]
+    assert found.ids == ("2",)
+
+
+def test_damaged_files_are_named(tmp_path: Path):
+    packed = bytearray(gzip.compress("".join(json.dumps(row) for row in ROWS * 60).encode(), mtime=0))
+    packed[40] ^= 0xFF
+    packed[60] ^= 0xFF
+    (tmp_path / "bad.jsonl.gz").write_bytes(packed)
+    (tmp_path / "cut.jsonl.gz").write_bytes(packed[:30])
+    (tmp_path / "deep.json").write_text("[" * 200_000)
+    (tmp_path / "deep.jsonl").write_text('{"id": "1", "question": "q", "answers": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    for name in ("bad.jsonl.gz", "cut.jsonl.gz", "deep.json", "deep.jsonl"):
+        with pytest.raises(BadInput, match=name.replace(".", r"\.")):
+            load_questions(tmp_path / name)
+
+
+def beir(folder: Path, queries: str, judged: str) -> Path:
+    (folder / "qrels").mkdir(parents=True)
+    (folder / "queries.jsonl").write_text(queries)
+    (folder / "qrels" / "test.tsv").write_text(judged)
+    return folder
+
+
+def test_S3_a_beir_folder_is_checked_like_any_other(tmp_path: Path):
+    header = "query-id\tcorpus-id\tscore\n"
+    queries = '{"_id": "1", "text": "a"}\n{"_id": "1", "text": "b"}\n{"_id": "2", "text": " "}\n{"_id": "3"}\n{"text": "no id"}\n'
+    found = read_questions(beir(tmp_path / "a", queries, header + "1\tp\t1\n2\tp\t1\n3\tp\t1\n"))
+    assert [p.place for p in found.problems] == ["line 2", "line 3", "line 4", "line 5"]
+    assert [(q.id, q.question, q.answers) for q in found.questions] == [("1", "a", ())]
+    for number, judged in enumerate(("1\tp\tx\n", "1\tp\n")):
+        with pytest.raises(BadInput, match=r"test\.tsv, line 2: query-id, corpus-id and a score are expected"):
+            load_questions(beir(tmp_path / f"b{number}", queries, header + judged))
+
+
+def test_validate_lists_every_problem_also_behind_an_odd_first_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = write(tmp_path / "q.jsonl", [{"id": "x", "answers": ["b"]}, *ROWS, *({"id": f"m{n}", "question": "q"} for n in range(80))])
+    assert main(["data", "validate", str(path)]) == 1
+    out = capsys.readouterr().out
+    assert "line 1: has no question" in out
+    assert out.count("has no answer") == 80
+
+
+def test_converting_nothing_is_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    bad = str(write(tmp_path / "bad.jsonl", [{"id": "1", "question": "q"}]))
+    assert main(["data", "convert", bad, str(tmp_path / "out"), "--skip-bad"]) == 1
+    assert "holds no question that can be used (1 that cannot be used)" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert main(["data", "convert", str(write(tmp_path / "a.jsonl", ROWS)), str(tmp_path / "none" / "out")]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+    assert main(["data", "validate", ""]) == 2
+    mixed = str(write(tmp_path / "mixed.jsonl", [*ROWS, {"id": "1", "question": "q"}]))
+    assert main(["data", "convert", mixed, str(tmp_path / "out"), "--skip-bad"]) == 0
+    assert "10 questions in" in (out := capsys.readouterr().out)
+    assert "left out: 1 that cannot be used" in out
+
+
+def test_other_operators_are_other_questions():
+    assert text_hash("What is 3*4?") != text_hash("What is 3+4?")
+    assert text_hash("What is “3*4” ?") == text_hash("what is 3*4")

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from inward.cli import main
-from inward.errors import UsageError
+from inward.errors import InwardError, UsageError
 from inward.evals.compare import compare_runs, to_text
 from inward.evals.config import load_config
 from inward.evals.report import find_runs, make_report, to_html, to_markdown
@@ -167,7 +167,7 @@ def test_what_changed_is_listed_with_both_answers(runs: Path, capsys: pytest.Cap
     assert [(c.id, c.a, c.b) for c in found.worse] == [("q1", "wrong1", "right1")]
     assert found.differences["em"].delta.value == pytest.approx(1 / 12)
     assert found.differences["em"].p == 1.0
-    assert "wrong in A, right in B: 1\n  q1: 'wrong1', 'right1'" in to_text(found)
+    assert "wrong in A, right in B: 1\n  'q1': 'wrong1', 'right1'" in to_text(found)
     assert main(["eval", "compare", str(runs / "qa/single-step"), str(runs / "qa/no-retrieval"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["shared"] == 12
 
@@ -270,3 +270,92 @@ def test_R4_a_template_that_was_left_out_is_in_manifest_and_report(tmp_path: Pat
         seen[choice] = scores.manifest["prompts"][0]
     assert seen["auto"]["fingerprint"] == seen["none"]["fingerprint"]
     assert seen["auto"]["as_seen"] != seen["none"]["as_seen"]
+
+
+def test_each_run_is_set_against_the_unaided_run_of_its_own_prompt_and_model(tmp_path: Path):
+    """With the first prompt the model knows everything, with the second two of six; a gate that never opens changes nothing."""
+    prompts = {}
+    for name in ("p1", "p2"):
+        prompts[name] = tmp_path / f"{name}.toml"
+        prompts[name].write_text(f'system = "Use {name}."\n')
+    rows = [{"id": f"q{n}", "question": f"Number {n}?", "answers": [f"a{n}"]} for n in range(6)]
+    (tmp_path / "qa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def lm(known: int | None) -> FunctionLM:
+        def reply(prompt: str) -> str:
+            n = int(re.match(r"\d+", prompt.rpartition("Number ")[2])[0])  # type: ignore[index]
+            knows = n < known if known is not None else "p1" in prompt or n < 2
+            return f" So.\nAnswer: {'a' if knows else 'b'}{n}"
+
+        return FunctionLM(reply, scores={"logprobs": lambda text: -0.1})
+
+    gate = {"name": "gated(mean-nll)", "options": {"threshold": 5.0}}
+    settings = [{"label": name, "options": {"prompt": str(path)}} for name, path in prompts.items()]
+    plan = {"strategies": ["no-retrieval", gate], "data": [str(tmp_path / "qa.jsonl")], "model": "m"}
+    double = lm(None)
+    config = load_config(None, {**plan, "settings": settings, "out": str(tmp_path / "out")})
+    assert len(list(run_suite(config, loaded=Loaded(lambda name, **_: double, lambda name: FixedRetriever([]))))) == 4
+    report = make_report([tmp_path / "out"])
+    for label, n in (("p1", 6), ("p2", 2)):
+        for strategy in ("no-retrieval", "gated(mean-nll)"):
+            found = json.loads((tmp_path / "out/qa" / f"{strategy}-{label}" / "metrics.json").read_text())["gate"]["consistency"]
+            assert (found["value"], found["n"]) == (1.0, n)
+    assert [row.label for row in report.comparisons[0].rows] == [
+        "gated(mean-nll)-p1 − no-retrieval-p1",
+        "gated(mean-nll)-p2 − no-retrieval-p2",
+    ]
+    assert "qa: the runs are of different prompts: compare them with care" in report.warnings
+
+    for name, known in (("one", 6), ("two", 2)):
+        double = lm(known)
+        double.fingerprint = name  # type: ignore[attr-defined]
+        config = load_config(None, {**plan, "out": str(tmp_path / name)})
+        list(run_suite(config, loaded=Loaded(lambda name, **_: double, lambda name: FixedRetriever([]))))  # noqa: B023
+    report = make_report([tmp_path / "one", tmp_path / "two"])
+    found = json.loads((tmp_path / "two/qa/gated(mean-nll)/metrics.json").read_text())["gate"]["consistency"]
+    assert (found["value"], found["n"]) == (1.0, 2)
+    assert [row.label for row in report.tables[0].rows] == [
+        "one/no-retrieval", "two/no-retrieval", "one/gated(mean-nll)", "two/gated(mean-nll)",
+    ]  # fmt: skip
+
+
+def test_a_run_named_twice_is_one_run(runs: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(runs.parent)
+    assert len(make_report(["out", runs, runs / "qa"]).tables[0].rows) == 3
+
+
+def test_a_search_that_always_fails_is_no_skipping(tmp_path: Path):
+    class Down:
+        async def search(self, query: str, k: int = 5, *, where: object = None) -> list[Passage]:
+            raise RuntimeError("search is down")
+
+    config = load_config(
+        None, {"strategies": ["single-step"], "data": [write_questions(tmp_path / "qa.jsonl")], "out": str(tmp_path), "model": "m"}
+    )
+    (summary,) = run_suite(config, loaded=Loaded(lambda name, **_: FunctionLM(lambda prompt: "x"), lambda name: Down()))
+    assert len(summary.failed) == 12
+    assert summarise(read_scores(summary.folder)).gate["skip error"].why == "no question was answered without retrieval"
+
+
+def test_a_run_without_outcomes_shows_dashes_and_one_that_repeats_itself_is_refused(runs: Path, tmp_path: Path):
+    folder = tmp_path / "qa" / "single-step"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_bytes((runs / "qa/single-step/run.json").read_bytes())
+    (folder / "outcomes.jsonl").touch()
+    (row,) = make_report([tmp_path]).tables[0].rows
+    assert {cell.text for cell in row.cells} == {"–"}
+    text = (runs / "qa/single-step/outcomes.jsonl").read_bytes()
+    (folder / "outcomes.jsonl").write_bytes(b"\n" + text)
+    assert len(read_scores(folder).ids) == 12
+    (folder / "outcomes.jsonl").write_bytes(text + text)
+    with pytest.raises(InwardError, match=r"line 13: question .* is there already, in line 1"):
+        make_report([tmp_path])
+
+
+def test_markdown_lets_no_link_image_or_terminal_sign_through(runs: Path, tmp_path: Path):
+    title = "![i](http://e/p.png) [c](javascript:alert(1)) \x1b[31m & `x` *b*"
+    first = to_markdown(make_report([runs], title=title)).splitlines()[0]
+    assert "\x1b" not in first
+    assert "\\!\\[i\\](http" in first
+    assert "\\[c\\](java" in first
+    assert "&amp; \\`x\\` \\*b\\*" in first

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from datetime import date
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -362,3 +363,108 @@ def test_a_missing_index_is_found_before_a_model_is_loaded(tmp_path: Path):
 
     with pytest.raises(UsageError, match="no index at 'gone'"):
         run(config(tmp_path, index="gone"), Loaded(never, no_index))
+
+
+@pytest.mark.parametrize("score", [float("nan"), float("inf"), 3e10])
+def test_any_score_is_recorded_and_the_run_finished(score: float, tmp_path: Path):
+    loaded = doubles()
+    passages = [Passage(id=id, title="Zymurgia", text="Zymurgia.", score=score) for id in ("p", "r", "")]
+    loaded.load_retriever = lambda name: FixedRetriever(passages)
+    whole = config(tmp_path, strategies=["single-step"])
+    (summary,) = run(whole, loaded)
+    assert (summary.asked, summary.failed) == (6, ())
+    assert run(whole, loaded)[0].asked == 0
+    rows = [line.split(" ") for line in (tmp_path / "runs/nq/single-step/run.trec").read_text().splitlines()]
+    assert {len(row) for row in rows} == {6}
+    assert all(float(a[4]) > float(b[4]) for a, b in pairwise(rows) if a[0] == b[0])
+    assert len(list(read_records(summary.folder))) == 6
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"strategies": [{"name": "gated(mean-nll)", "options": {"threshold": float("inf")}}]},
+        {"model_options": {"max_memory": {0: "1GB"}}},
+        {"model_options": {"day": date(2020, 1, 1), "pair": (1, 2)}},
+    ],
+)
+def test_a_run_knows_itself_again_whatever_json_makes_of_it(changes: dict[str, Any], tmp_path: Path):
+    run(config(tmp_path, **changes))
+    assert {s.asked for s in run(config(tmp_path, **changes))} == {0}
+    other = {"strategies": [{"name": "gated(mean-nll)", "options": {"threshold": 1.0}}], "model_options": {"day": 1}}
+    with pytest.raises(UsageError, match="holds another run"):
+        run(config(tmp_path, **{name: other[name] for name in changes}))
+
+
+def test_what_failed_is_kept_until_it_can_be_asked_again(tmp_path: Path):
+    whole = config(tmp_path, strategies=["no-retrieval"])
+    first = doubles(fail=("2", "4"))
+    first.lm("m", {}).fingerprint = "one"  # type: ignore[attr-defined]
+    run(whole, first)
+    before = (tmp_path / "runs/nq/no-retrieval/outcomes.jsonl").read_bytes()
+
+    def gone(*_: object, **__: object) -> Any:
+        raise OSError("the model is gone")
+
+    second = doubles()
+    second.lm("m", {}).fingerprint = "two"  # type: ignore[attr-defined]
+    for loaded, error in ((Loaded(gone, gone), OSError), (second, UsageError)):
+        with pytest.raises(error):
+            run(whole, loaded, retry_failed=True)
+        assert (tmp_path / "runs/nq/no-retrieval/outcomes.jsonl").read_bytes() == before
+    assert run(whole, first)[0].failed == ("q 2", "q 4")
+
+
+def test_a_blank_line_is_none(tmp_path: Path):
+    whole = config(tmp_path, strategies=["no-retrieval"])
+    run(whole)
+    outcomes = tmp_path / "runs/nq/no-retrieval/outcomes.jsonl"
+    expected = plain(outcomes)
+    outcomes.write_bytes(b"\n" + outcomes.read_bytes().replace(b"\n", b"\n\n", 2))
+    not_finished(outcomes.parent)
+    assert run(whole)[0].asked == 0
+    assert plain(outcomes) == expected
+
+
+def test_changed_gold_is_another_run(tmp_path: Path):
+    whole = config(tmp_path, strategies=["single-step"])
+    run(whole)
+    text = (tmp_path / "nq.jsonl").read_text()
+    (tmp_path / "nq.jsonl").write_text(text.replace('"supporting": ["p"]', '"supporting": ["other"]'))
+    with pytest.raises(UsageError, match="holds another run: data was"):
+        run(
+            load_config(
+                None, {"strategies": ["single-step"], "data": [str(tmp_path / "nq.jsonl")], "out": str(tmp_path / "runs"), "model": "m"}
+            )
+        )
+
+
+def test_lists_that_are_none_and_values_that_are_typed_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    data = questions(tmp_path / "x=1.jsonl")
+    for text, message in (
+        (f"strategies: no-retrieval\ndata: ['{data}']\n", "strategies is a list, such as [no-retrieval, single-step], got 'no-retrieval'"),
+        ("strategies: [no-retrieval]\ndata: nq.jsonl\n", "data is a list, such as [questions.jsonl], got 'nq.jsonl'"),
+        ("strategies: 5\ndata: 5\n", "strategies is a list"),
+        (f"strategies: [no-retrieval]\ndata: ['{data}']\nsettings: 5\n", "settings is a list"),
+        (f"strategies: {{name: no-retrieval}}\ndata: ['{data}']\n", "got {'name': 'no-retrieval'}"),
+        (f"strategies: [null]\ndata: ['{data}']\n", "strategies[0] must hold keys"),
+    ):
+        (tmp_path / "c.yaml").write_text(text)
+        assert main(["eval", "run", str(tmp_path / "c.yaml")]) == 2
+        assert message in capsys.readouterr().err
+    for flags, message in (
+        (["--data", "x="], "--data takes [NAME=]PATH, got 'x='"),
+        (["--data", data, "--set", "strategies=5"], "strategies is a list"),
+        (["--data", data, "--set", "model_options.dtpe=x"], "unknown option of load_lm 'dtpe'; did you mean 'dtype'"),
+    ):
+        assert main(["eval", "run", "--strategy", "no-retrieval", "--out", str(tmp_path / "out"), *flags]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_prompts_of_settings_are_relative_to_the_file_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir("/")
+    questions(tmp_path / "nq.jsonl")
+    (tmp_path / "p.toml").write_text("max_tokens = 3\n")
+    (tmp_path / "c.yaml").write_text("strategies: [no-retrieval]\ndata: [nq.jsonl]\nsettings: [{label: p, options: {prompt: p.toml}}]\n")
+    (made,) = plan_suite(load_config(tmp_path / "c.yaml", {}))
+    assert made.strategy.options.values["prompt"].max_tokens == 3

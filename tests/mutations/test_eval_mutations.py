@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from mutating import Fault, put
 
@@ -21,12 +22,34 @@ import test_intervals
 import test_metrics
 import test_prober
 import test_questions
+import test_report
 import test_runs
 
 import test_calibration
 from inward.errors import InwardError
+from inward.evals import answers
+
+
+def infinite_threshold(tmp_path: Path) -> None:
+    strategies = [{"name": "gated(mean-nll)", "options": {"threshold": float("inf")}}]
+    test_runs.test_a_run_knows_itself_again_whatever_json_makes_of_it({"strategies": strategies}, tmp_path)
+
+
+def all_alike() -> None:
+    test_intervals.test_where_all_agree_the_interval_is_the_exact_one(5)
+
 
 CHECKS: dict[str, Callable[..., object]] = {
+    "blank_line": test_runs.test_a_blank_line_is_none,
+    "infinite_threshold": infinite_threshold,
+    "kept_failures": test_runs.test_what_failed_is_kept_until_it_can_be_asked_again,
+    "unaided": test_report.test_each_run_is_set_against_the_unaided_run_of_its_own_prompt_and_model,
+    "changed_gold": test_questions.test_changed_gold_is_other_data,
+    "columns": test_questions.test_a_named_column_wins_over_a_field_of_that_name,
+    "free_names": test_questions.test_a_number_never_takes_a_texts_name,
+    "one_passage": test_metrics.test_one_passage_under_two_gold_names_is_a_perfect_ranking,
+    "empty_name": test_metrics.test_a_passage_without_title_is_no_gold_passage_without_name,
+    "all_alike": all_alike,
     "torn_line": test_runs.test_C1_a_line_cut_in_half_is_asked_again_and_no_other,
     "finished_is_left": test_runs.test_a_finished_run_is_left_as_it_is_and_no_model_is_loaded,
     "another_run": test_runs.test_another_run_in_the_same_folder_is_refused,
@@ -54,29 +77,42 @@ CHECKS: dict[str, Callable[..., object]] = {
     "consistency": test_gates.test_skip_error_and_consistency_by_hand,
 }
 
-F, Q, M = "evals.folder:", "evals.questions:", "evals.metrics:"
+F, G, Q, M = "evals.folder:", "evals.gathering:Gathering.", "evals.questions:", "evals.metrics:"
 FAULTS = [
     Fault("a half line is kept", f"{F}_cut_torn_line", "if keep < end:", "if False:", "torn_line"),
     Fault("the last whole line goes too", f"{F}_cut_torn_line", "keep = start + found + 1", "keep = start", "torn_line"),
     Fault("final files are in the order of finishing", f"{F}RunFolder.finish", "source.seek(places[id])", "pass", "torn_line"),
-    Fault("everything is asked again", f"{F}RunFolder.done", "done[record.id] = number", "done[str(number)] = number", "torn_line"),
+    Fault("everything is asked again", f"{F}RunFolder.done", "done.add(line.value.id)", "done.add(line.raw)", "torn_line"),
+    Fault("lines begin where the one before began", f"{F}_numbered", "start += len(raw)", "start += len(raw) - 1", "blank_line"),
     Fault("a finished run is run again", "evals.suite:_run_all", "todo or not _is_finished(made)", "True", "finished_is_left"),
     Fault("another run is let in", f"{F}check_same", "if differs:", "if False:", "another_run"),
     Fault("another model is let in", f"{F}RunFolder.begin", "check_same(old, run.identity, self.path)", "pass", "another_model"),
-    Fault("an id may come twice", f"{F}RunFolder.done", "if record.id in done:", "if False:", "damaged_line"),
-    Fault("failed questions are kept", f"{F}RunFolder.done", "without_failed and self.failed", "False", "failures"),
+    Fault("values are compared as they are in memory", f"{F}check_same", "now = plain(identity)", "now = identity", "infinite_threshold"),
+    Fault("an id may come twice", f"{F}_numbered", "if value.id in seen:", "if False:", "damaged_line"),
+    Fault("failed questions are kept", "evals.suite:_run_all", "set(folder.failed) if retry_failed else set()", "set()", "failures"),
+    Fault("failed questions are dropped before the model is there", "evals.suite:_run_all", "            done = folder.done()",
+          "            done = folder.done()\n            retry_failed and folder.failed and folder.drop_failed()", "kept_failures"),
     Fault("records are those of the neighbour", "evals.suite:_ask", "todo[finished.place]", "todo[finished.place - 1]", "whole_folder"),
     Fault("no lock", f"{F}RunFolder.__enter__", "self._lock.acquire(timeout=0)", "pass", "lock"),
-    Fault("equal scores stay equal", f"{F}trec_lines", "last - _STEP", "last", "trec"),
+    Fault("equal scores stay equal", f"{F}trec_lines", "last - max(_STEP, 2 * ulp(last))", "last", "trec"),
+    Fault("the unaided run is the first of its data", "evals.report:make_report", "unaided.get(s.conditions)",
+          "next(iter(unaided.values()), None)", "unaided"),
     Fault("a sample depends on the order", f"{Q}choose", "(_rank(sample_seed, id), id)", "0", "sample"),
     Fault("the seed does not matter", f"{Q}_rank", "{seed}", "0", "sample"),
-    Fault("an id is the row's number", f"{Q}_Gathering.take", "made_id(raw.question, answers)", "str(self.rows)", "made_ids"),
-    Fault("numbers and texts are one id", f"{Q}_Gathering.take", "isinstance(raw.id, str), id)", "True, id)", "distinct_ids"),
-    Fault("recall counts passages", f"{M}_gold_names", "frozenset({id, passage.document, passage.title} & set(record.supporting))",
-          "frozenset({id})", "by_hand"),
+    Fault("gold passages are not part of the data", "evals.gathering:data_hash", ", q.supporting]", "]", "changed_gold"),
+    Fault("a field wins over the named column", f"{Q}_by_columns", "own | {name", "{name", "columns"),
+    Fault("an id is the row's number", f"{G}take", "made_id(raw.question, answers)", "str(self.rows)", "made_ids"),
+    Fault("numbers and texts are one id", f"{G}take", "isinstance(raw.id, str), id)", "True, id)", "distinct_ids"),
+    Fault("a number takes a text's name", f"{G}result", "while not is_text and name in taken:", "if not is_text and name in taken:",
+          "free_names"),
+    Fault("recall counts passages", f"{M}_gold_names", "({id, passage.document, passage.title} - {\"\"}) & set(record.supporting)",
+          "{id}", "by_hand"),
     Fault("recall looks at every search", f"{M}_found", "record.searches[0]", "record.searches[-1]", "by_hand"),
     Fault("a failed question counts by its text", f"{M}_answer", "0.0 if record.error is not None else value", "value", "failed_is_wrong"),
-    Fault("nothing equals nothing", "evals.answers:exact_match", "if not answer.strip():", "if False:", "no_answer"),
+    Fault("nothing equals nothing", "evals.normalise:Normaliser.normal", "found or not self.keeps_bare", "True", "no_answer"),
+    Fault("names of one passage count apart", f"{M}_share_of_best_gain", "max(0, len(new) - 1)", "0", "one_passage"),
+    Fault("an empty name is a name", f"{M}_gold_names", ' - {""}', "", "empty_name"),
+    Fault("all alike is beyond doubt", "evals.intervals:means", "shares and mean in (0.0, 1.0)", "False", "all_alike"),
     Fault("undefined counts as zero", "evals.intervals:means", "sum() / count)", "sum() / len(matrix))", "left_out"),
     Fault("Holm without its steps", "evals.intervals:holm", "len(ranked) - rank", "len(ranked)", "holm"),
     Fault("a broken value is certain", "evals.gates:_rank", "np.where(np.isfinite(uncertain), uncertain, np.inf)",
@@ -101,12 +137,19 @@ def call(check: Callable[..., object], tmp_path: Path, monkeypatch: pytest.Monke
     check(**{name: given[name] for name in inspect.signature(check).parameters})
 
 
+@pytest.fixture(autouse=True)
+def remembers_nothing_faulty() -> Iterator[None]:
+    answers._remembered.cache_clear()
+    yield
+    answers._remembered.cache_clear()
+
+
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "-"))
 def test_the_check_sees(fault: Fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     check = CHECKS[fault.check]
     random.seed(0)
     put(fault, monkeypatch)
-    with pytest.raises((AssertionError, pytest.fail.Exception, InwardError)):
+    with pytest.raises((AssertionError, pytest.fail.Exception, InwardError, msgspec.DecodeError)):
         call(check, tmp_path, monkeypatch)
 
 

@@ -321,7 +321,7 @@ def test_M2_a_disk_that_fills_up_leaves_the_old_index(old: Path, monkeypatch: py
         monkeypatch.setattr(build_module, "commit", full)
         monkeypatch.setattr(edit_module, "commit", full)
     else:
-        monkeypatch.setattr(card_module.os, "replace", full)
+        monkeypatch.setattr(os, "replace", full)
     jobs = {"build": lambda: build_index(NEW, old), "add": lambda: add(NEW, old), "merge": lambda: merge(old)}
     with pytest.raises(StorageFull, match=r"the disk of '.*index' is full \(.* written.* free\); nothing has changed"):
         jobs[work]()

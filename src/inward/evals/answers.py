@@ -1,7 +1,6 @@
 """Whether an answer is right, by comparison with gold answers: text in, number out.
 
-Every function takes the best over all gold answers, each brought to the same form first. No answer (no visible character) is
-never right, also where a gold answer such as "The The" normalises to nothing; the SQuAD script counts it as equal.
+Every function takes the best over all gold answers, each brought to the same form first; `inward.evals.normalise` says to which.
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ from inward.evals.normalise import DEFAULT, NORMALISERS, Normaliser, NormaliserN
 def exact_match(answer: str, golds: Sequence[str], normaliser: NormaliserName = DEFAULT) -> float:
     """Return 1 if the answer equals a gold answer once both are normalised, else 0 (SQuAD, section 6.1)."""
     form = NORMALISERS[normaliser]
-    if not answer.strip():
-        return float(any(not gold.strip() for gold in golds))
     got = _normal(form, answer)
     return float(any(got == _normal(form, gold) for gold in golds))
 
@@ -25,8 +22,6 @@ def exact_match(answer: str, golds: Sequence[str], normaliser: NormaliserName = 
 def f1(answer: str, golds: Sequence[str], normaliser: NormaliserName = DEFAULT) -> float:
     """Return the harmonic mean of precision and recall over tokens, the best over the gold answers (SQuAD, section 6.1)."""
     form = NORMALISERS[normaliser]
-    if not answer.strip():
-        return exact_match(answer, golds, normaliser)
     got = _normal(form, answer)
     return max((_overlap(form, got, _normal(form, gold)) for gold in golds), default=0.0)
 
@@ -34,7 +29,7 @@ def f1(answer: str, golds: Sequence[str], normaliser: NormaliserName = DEFAULT) 
 def contains(text: str, golds: Sequence[str], normaliser: NormaliserName = DEFAULT) -> float:
     """Return 1 if a gold answer stands in the text as a run of whole tokens, else 0: "no" is not in "known".
 
-    A gold answer that normalises to nothing is in no text.
+    A gold answer of which nothing is left is in no text.
     """
     form = NORMALISERS[normaliser]
     hay = f" {_normal(form, text)} "
@@ -59,7 +54,7 @@ def _overlap(form: Normaliser, got: str, gold: str) -> float:
 
 
 def _normal(form: Normaliser, text: str) -> str:
-    return _remembered(form.name, text) if len(text) < _SHORT else form.apply(text)
+    return _remembered(form.name, text) if len(text) < _SHORT else form.normal(text)
 
 
 _SHORT = 200
@@ -68,4 +63,4 @@ _SHORT = 200
 
 @lru_cache(maxsize=1 << 15)
 def _remembered(name: NormaliserName, text: str) -> str:
-    return NORMALISERS[name].apply(text)
+    return NORMALISERS[name].normal(text)

@@ -85,6 +85,6 @@ def to_text(found: Comparison) -> str:
         lines.append(f"{name:<17} {cell.text:>9}  [{cell.detail}]")
     for title, changed in (("right in A, wrong in B", found.better), ("wrong in A, right in B", found.worse)):
         lines += ["", f"{title}: {len(changed)}"]
-        lines += [f"  {one.id}: {one.a!r}, {one.b!r}" for one in changed[:_SHOWN]]
+        lines += [f"  {one.id!r}: {one.a!r}, {one.b!r}" for one in changed[:_SHOWN]]
         lines += [f"  and {len(changed) - _SHOWN} more"] if len(changed) > _SHOWN else []
     return "\n".join(lines)

@@ -82,6 +82,7 @@ class SuiteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 _LISTS: dict[str, type[msgspec.Struct]] = {"strategies": StrategyConfig, "data": DataConfig, "settings": SettingConfig}
 _ALONE = {"strategies": "name", "data": "path"}
 """Lists whose items may be a text alone, and the field that it is."""
+_EXAMPLE = {"strategies": "no-retrieval, single-step", "data": "questions.jsonl", "settings": "{label: k3, options: {k: 3}}"}
 _PATHS = ("path", "ids_file")
 _NAME = re.compile(r"[^\w.()+-]+")
 
@@ -102,6 +103,9 @@ def load_config(path: str | Path | None, changes: Mapping[str, Any]) -> SuiteCon
         plain = _read(Path(path))
         _resolve_paths(plain, Path(path).parent)
     plain |= {name: value for name, value in changes.items() if value is not None}
+    for name in _LISTS:
+        if not isinstance(plain.get(name, []), list):
+            raise UsageError(f"{name} is a list, such as [{_EXAMPLE[name]}], got {plain[name]!r}")
     for name, field in _ALONE.items():
         if isinstance(items := plain.get(name), list):
             plain[name] = [{field: item} if isinstance(item, str) else item for item in items]
@@ -146,20 +150,22 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _resolve_paths(plain: dict[str, Any], folder: Path) -> None:
     """Make paths of the file relative to it; a name such as `demo`, with nothing of that name beside the file, stays."""
-    for item in [plain, *(item for item in plain.get("data") or () if isinstance(item, dict))]:
+    data = plain.get("data")
+    named = data if isinstance(data, list) else []
+    for item in [plain, *(item for item in named if isinstance(item, dict))]:
         for key in (*_PATHS, "out"):
             if isinstance(item.get(key), str):
                 item[key] = str(folder / item[key])
         for key in ("index", "model"):
             if isinstance(item.get(key), str) and (folder / item[key]).exists():
                 item[key] = str(folder / item[key])
-    data = plain.get("data")
-    if isinstance(data, list):
-        plain["data"] = [str(folder / item) if isinstance(item, str) else item for item in data]
-    for strategy in plain.get("strategies") or ():
-        options = strategy.get("options") if isinstance(strategy, dict) else None
-        if isinstance(options, dict) and isinstance(options.get("prompt"), str):
-            options["prompt"] = str(folder / options["prompt"])
+    if named:
+        plain["data"] = [str(folder / item) if isinstance(item, str) else item for item in named]
+    for name in ("strategies", "settings"):
+        for item in items if isinstance(items := plain.get(name), list) else ():
+            options = item.get("options") if isinstance(item, dict) else None
+            if isinstance(options, dict) and isinstance(options.get("prompt"), str):
+                options["prompt"] = str(folder / options["prompt"])
 
 
 def _check_keys(value: Any, kind: type[msgspec.Struct], where: str) -> None:

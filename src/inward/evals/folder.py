@@ -11,19 +11,21 @@ A last line without its line break is what a process left that died while writin
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite, ulp
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Generic, NamedTuple, Self, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
 from inward.errors import InwardError, UsageError
 from inward.evals.record import Record
-from inward.evals.whole import flush_folder, write_whole
+from inward.whole import clear_left_overs, whole_file, write_whole
+
+T = TypeVar("T")
 
 RUN, OUTCOMES, TREC, LOCK = "run.json", "outcomes.jsonl", "run.trec", ".lock"
 FORMAT = 1
@@ -74,9 +76,7 @@ class RunFolder:
             self._lock.acquire(timeout=0)
         except Timeout as error:
             raise UsageError(f"another process is running in {str(self.path)!r}; wait for it, or choose another folder") from error
-        for name in (RUN, OUTCOMES, TREC):  # what a process left that died while writing a file beside its place
-            for left in self.path.glob(f".{name}[-.]*"):
-                left.unlink()
+        clear_left_overs(self.path, RUN, OUTCOMES, TREC)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -95,41 +95,32 @@ class RunFolder:
         old = read_run(self.path)
         if old is not None:
             check_same(old, run.identity, self.path)
-        write_whole(self.path / RUN, msgspec.json.format(msgspec.json.encode(run), indent=1))
+        write_whole(self.path / RUN, msgspec.json.format(msgspec.json.encode(plain(run)), indent=1))
 
-    def done(self, *, without_failed: bool = False) -> set[str]:
+    def done(self) -> set[str]:
         """Return the ids that are done, having cut off what a dying process left half written.
-
-        Args:
-            without_failed: take the records of failed questions out first, so that they are asked again.
 
         Raises:
             InwardError: a line in the middle is damaged, or an id is there twice.
         """
         path = self.path / OUTCOMES
+        self.failed = []
         if not path.exists():
             return set()
         _cut_torn_line(path)
-        done: dict[str, int] = {}
+        done = set()
+        for line in _numbered(path, _Done):
+            done.add(line.value.id)
+            if line.value.error is not None:
+                self.failed.append(line.value.id)
+        return done
+
+    def drop_failed(self) -> None:
+        """Take the records of failed questions out, so that they are asked again."""
+        path, again = self.path / OUTCOMES, set(self.failed)
+        with whole_file(path) as file:
+            file.writelines(line.raw for line in _numbered(path, _Done) if line.value.id not in again)
         self.failed = []
-        decoder = msgspec.json.Decoder(_Done)
-        for number, line in enumerate(_lines(path), 1):
-            try:
-                record = decoder.decode(line)
-            except msgspec.DecodeError as error:
-                raise InwardError(f"{str(path)!r}, line {number} is damaged ({error}); delete the line and run again") from error
-            if record.id in done:
-                raise InwardError(f"{str(path)!r}, line {number}: question {record.id!r} is there already, in line {done[record.id]}")
-            done[record.id] = number
-            if record.error is not None:
-                self.failed.append(record.id)
-        if without_failed and self.failed:
-            again = set(self.failed)
-            kept = [line for line in _lines(path) if decoder.decode(line).id not in again]
-            write_whole(path, b"".join(kept))
-            self.failed = []
-            return set(done) - again
-        return set(done)
 
     def append(self, record: Record) -> None:
         """Put a record on the disk."""
@@ -149,17 +140,17 @@ class RunFolder:
             self._file.close()
             self._file = None
         path = self.path / OUTCOMES
-        places = _places(path)
+        places = {line.value.id: line.start for line in _numbered(path, _Done)}
         if missing := [id for id in ids if id not in places]:
             raise InwardError(f"{str(path)!r} lacks {len(missing)} questions, such as {missing[0]!r}; run again")
-        with path.open("rb") as source, _beside(path) as target, _beside(self.path / TREC) as trec:
+        with path.open("rb") as source, whole_file(path) as target, whole_file(self.path / TREC) as trec:
             decoder = msgspec.json.Decoder(Record)
             for id in ids:
                 source.seek(places[id])
                 line = source.readline()
                 target.write(line)
                 trec.write("".join(trec_lines(decoder.decode(line), tag)).encode())
-        write_whole(self.path / RUN, msgspec.json.format(msgspec.json.encode(run), indent=1))
+        write_whole(self.path / RUN, msgspec.json.format(msgspec.json.encode(plain(run)), indent=1))
 
 
 def read_run(path: str | Path) -> RunFile | None:
@@ -185,19 +176,13 @@ def read_records(path: str | Path) -> Iterator[Record]:
 
     Raises:
         UsageError: there are none.
-        InwardError: a line is damaged.
+        InwardError: a line is damaged, or a question is there twice.
     """
     file = Path(path) / OUTCOMES
     if not file.exists():
         raise UsageError(f"{str(path)!r} holds no {OUTCOMES}: it is no run, or none of its questions is done")
-    decoder = msgspec.json.Decoder(Record)
-    for number, line in enumerate(_lines(file), 1):
-        if not line.endswith(b"\n"):
-            return
-        try:
-            yield decoder.decode(line)
-        except msgspec.DecodeError as error:
-            raise InwardError(f"{str(file)!r}, line {number} is damaged ({error})") from error
+    for line in _numbered(file, Record):
+        yield line.value
 
 
 def check_same(old: RunFile, identity: dict[str, Any], path: Path) -> None:
@@ -206,27 +191,46 @@ def check_same(old: RunFile, identity: dict[str, Any], path: Path) -> None:
     Raises:
         UsageError: something of what makes a run differs; the message names it with both values.
     """
-    differs = [
-        f"{name} was {_short(old.identity.get(name))}, is now {_short(identity.get(name))}"
-        for name in dict.fromkeys((*old.identity, *identity))
-        if name in old.identity and name in identity and old.identity[name] != identity[name]
-    ]
+    now = plain(identity)
+    both = [name for name in old.identity if name in now]
+    differs = [f"{name} was {_short(old.identity[name])}, is now {_short(now[name])}" for name in both if old.identity[name] != now[name]]
     if differs:
         raise UsageError(f"{str(path)!r} holds another run: {'; '.join(differs)}. Choose another folder, or give this one another label")
 
 
 def trec_lines(record: Record, tag: str) -> Iterator[str]:
-    """Yield the lines `qid Q0 docid rank score tag` of what the first search found; spaces in ids are percent-encoded."""
+    """Yield the lines `qid Q0 docid rank score tag` of what the first search found.
+
+    Spaces in ids are percent-encoded. A score that does not fall is lowered by the least that shows; one that was not finite follows
+    the one before it.
+    """
     if not record.searches:
         return
-    last = float("inf")
+    last: float | None = None
     for rank, hit in enumerate(record.searches[0].hits, 1):
-        last = min(round(hit.score, 6), last - _STEP)
+        below = None if last is None else last - max(_STEP, 2 * ulp(last))
+        own = None if hit.score is None else round(hit.score, 6)
+        last = min(own, below) if own is not None and below is not None else own if own is not None else below if below is not None else 0.0
         yield f"{_plain(record.id)} Q0 {_plain(hit.id)} {rank} {last:.6f} {_plain(tag)}\n"
 
 
 def _plain(text: str) -> str:
-    return "".join(quote(c) if c.isspace() or c == "%" else c for c in text)
+    return "".join(quote(c) if c.isspace() or c == "%" else c for c in text) or "-"
+
+
+def plain(value: Any) -> Any:
+    """Return what JSON makes of a value, with a name for what it has none: so that what was written and what is now compare."""
+    if isinstance(value, float) and not isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(each) for each in value]
+    if isinstance(value, str | int | float | bool) or value is None:
+        return value
+    if isinstance(value, msgspec.Struct):
+        return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
+    return str(value)
 
 
 def _short(value: object) -> str:
@@ -234,19 +238,36 @@ def _short(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+class _Line(NamedTuple, Generic[T]):
+    start: int
+    """Of the line, in bytes."""
+    raw: bytes
+    value: T
+
+
+def _numbered(path: Path, kind: type[T]) -> Iterator[_Line[T]]:
+    """Yield the whole lines of a file of outcomes; blank ones do not count.
+
+    Raises:
+        InwardError: a line is damaged, or a question is there twice.
+    """
+    decoder = msgspec.json.Decoder(kind)
+    seen: dict[str, int] = {}
+    start = 0
     with path.open("rb") as file:
-        yield from file
-
-
-def _places(path: Path) -> dict[str, int]:
-    decoder = msgspec.json.Decoder(_Done)
-    places: dict[str, int] = {}
-    offset = 0
-    for line in _lines(path):
-        places[decoder.decode(line).id] = offset
-        offset += len(line)
-    return places
+        for number, raw in enumerate(file, 1):
+            if not raw.endswith(b"\n"):
+                return
+            if raw.strip():
+                try:
+                    value: Any = decoder.decode(raw)
+                except msgspec.DecodeError as error:
+                    raise InwardError(f"{str(path)!r}, line {number} is damaged ({error}); delete the line and run again") from error
+                if value.id in seen:
+                    raise InwardError(f"{str(path)!r}, line {number}: question {value.id!r} is there already, in line {seen[value.id]}")
+                seen[value.id] = number
+                yield _Line(start, raw, value)
+            start += len(raw)
 
 
 def _cut_torn_line(path: Path) -> None:
@@ -266,19 +287,3 @@ def _cut_torn_line(path: Path) -> None:
             file.truncate(keep)
             file.flush()
             os.fsync(file.fileno())
-
-
-@contextlib.contextmanager
-def _beside(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that takes `path`'s place once it is whole and on the disk."""
-    beside = path.with_name(f".{path.name}.new")
-    try:
-        with beside.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-        flush_folder(path.parent)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise

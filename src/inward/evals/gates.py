@@ -123,9 +123,9 @@ def prr(values: Sequence[float | None], wrong: Sequence[float]) -> Estimate:
     return Estimate(value=(chance - _aurc(ranked.wrong, ranked.starts)) / (chance - best), n=len(wrong))
 
 
-def ece(confidences: Sequence[float | None], right: Sequence[float], *, bins: int = BINS) -> Estimate:
+def ece(confidences: Sequence[float | None], right: Sequence[float | None], *, bins: int = BINS) -> Estimate:
     """Return the expected calibration error: how far confidence and share of right answers are apart, over bins of equal width."""
-    pairs = [(c, r) for c, r in zip(confidences, right, strict=True) if c is not None]
+    pairs = [(c, r) for c, r in zip(confidences, right, strict=True) if c is not None and r is not None]
     if not pairs:
         return undefined("no confidences: no calibration was given")
     said, was = np.array(pairs, np.float64).T
@@ -134,12 +134,21 @@ def ece(confidences: Sequence[float | None], right: Sequence[float], *, bins: in
     return Estimate(value=float(sum(gaps) / len(pairs)), n=len(pairs))
 
 
-def skip_error(searched: Sequence[float], right: Sequence[float | None], *, draws: int = DRAWS, seed: int = 0) -> Estimate:
-    """Return the share of wrong answers among the questions answered without retrieval."""
-    column = [None if s or r is None else 1.0 - r for s, r in zip(searched, right, strict=True)]
+def skip_error(searched: Sequence[float | None], right: Sequence[float | None], *, draws: int = DRAWS, seed: int = 0) -> Estimate:
+    """Return the share of wrong answers among the questions answered without retrieval.
+
+    Args:
+        searched: 1 where something was searched, 0 where not, None where the question failed before it was answered.
+        right: 1 or 0; None where there is no gold answer.
+        draws: bootstrap resamples.
+        seed: of the resamples.
+    """
+    if not any(s == 0 for s in searched):
+        return undefined("every question was looked up" if all(searched) else "no question was answered without retrieval")
+    column = [1.0 - r if s == 0 and r is not None else None for s, r in zip(searched, right, strict=True)]
     if all(value is None for value in column):
-        return undefined("every question was looked up")
-    return means([column], draws=draws, seed=seed)[0]
+        return undefined("there are no gold answers")
+    return means([column], shares=True, draws=draws, seed=seed)[0]
 
 
 def consistency(unaided: Sequence[float | None], right: Sequence[float | None], *, draws: int = DRAWS, seed: int = 0) -> Estimate:
@@ -147,4 +156,4 @@ def consistency(unaided: Sequence[float | None], right: Sequence[float | None], 
     column = [r if u == 1.0 else None for u, r in zip(unaided, right, strict=True)]
     if all(value is None for value in column):
         return undefined("no question is right without retrieval")
-    return means([column], draws=draws, seed=seed)[0]
+    return means([column], shares=True, draws=draws, seed=seed)[0]

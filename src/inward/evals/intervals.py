@@ -1,7 +1,8 @@
 """How sure a number is: bootstrap intervals, paired tests, correction for many tests, correlations.
 
 Intervals are percentile bootstrap intervals of 95 % over questions (Efron and Tibshirani 1993, section 13.3): all metrics of a run
-are resampled together, so that a report of ten thousand questions takes seconds.
+are resampled together, so that a report of ten thousand questions takes seconds. Where every question of a measure between 0 and 1 is
+at the same end, resampling sees no spread; the interval is then the exact binomial one (Clopper and Pearson 1934).
 """
 
 from __future__ import annotations
@@ -83,11 +84,12 @@ def weights(n: int, draws: int, seed: int) -> Iterator[Floats]:
         yield np.bincount(flat.ravel(), minlength=rows * n).reshape(rows, n).astype(np.float64)
 
 
-def means(columns: Sequence[Sequence[float | None]], *, draws: int = DRAWS, seed: int = 0) -> list[Estimate]:
+def means(columns: Sequence[Sequence[float | None]], *, shares: bool = False, draws: int = DRAWS, seed: int = 0) -> list[Estimate]:
     """Return the mean of each column over the questions for which it is defined.
 
     Args:
         columns: one value a question each, all over the same questions; None where not defined.
+        shares: whether values lie between 0 and 1, so that questions that all are at one end still leave doubt.
         draws: bootstrap resamples.
         seed: of the resamples.
     """
@@ -104,8 +106,12 @@ def means(columns: Sequence[Sequence[float | None]], *, draws: int = DRAWS, seed
         if not count:
             found.append(undefined("defined for no question"))
             continue
+        mean = float(filled[:, place].sum() / count)
         low, high = np.percentile(values, _LEVEL)
-        found.append(Estimate(value=float(filled[:, place].sum() / count), low=float(low), high=float(high), n=int(count)))
+        if shares and mean in (0.0, 1.0):
+            doubt = 1 - 0.025 ** (1 / int(count))
+            low, high = (0.0, doubt) if mean == 0 else (1 - doubt, 1.0)
+        found.append(Estimate(value=mean, low=float(low), high=float(high), n=int(count)))
     return found
 
 

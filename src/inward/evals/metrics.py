@@ -76,7 +76,7 @@ def _without_own(record: Record, ids: Iterable[str], setting: Setting) -> list[s
 def _gold_names(record: Record, id: str) -> frozenset[str]:
     """Return what of the gold evidence a passage is; gold names passages by id, by document or by title."""
     passage = record.passages[id]
-    return frozenset({id, passage.document, passage.title} & set(record.supporting))
+    return frozenset(({id, passage.document, passage.title} - {""}) & set(record.supporting))
 
 
 def _recall(record: Record, ids: list[str] | None) -> float | None:
@@ -110,15 +110,19 @@ def _reciprocal_rank(record: Record, setting: Setting) -> float | None:
 
 def _ndcg(record: Record, setting: Setting) -> float | None:
     found = _found(record, setting)
-    if found is None or not record.supporting:
-        return None
+    return None if found is None or not record.supporting else _share_of_best_gain(record, found)
+
+
+def _share_of_best_gain(record: Record, found: list[str]) -> float:
+    """Return the discounted gain of new gold passages among the first K, over that of a perfect ranking."""
     seen: set[str] = set()
-    gain = 0.0
-    for rank, id in enumerate(found[:K], 1):
+    gain, wanted = 0.0, len(set(record.supporting))
+    for rank, id in enumerate(found, 1):
         new = _gold_names(record, id) - seen  # two passages of one gold document count once
         seen |= new
-        gain += bool(new) / log2(rank + 1)
-    return gain / sum(1 / log2(rank + 1) for rank in range(1, min(K, len(set(record.supporting))) + 1))
+        wanted -= max(0, len(new) - 1)  # one passage under two names is one piece of evidence
+        gain += bool(new and rank <= K) / log2(rank + 1)
+    return gain / sum(1 / log2(rank + 1) for rank in range(1, min(K, wanted) + 1))
 
 
 def _answer_in_top(record: Record, setting: Setting) -> float | None:

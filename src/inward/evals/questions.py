@@ -6,68 +6,29 @@ file has none, an id is made from the question and its answers, so that it survi
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import io
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import msgspec
+
 from inward.errors import BadInput, UnknownName, UsageError
-from inward.evals.formats import SHAPES, Raw, Row, shape_of
-from inward.evals.normalise import normalise_squad, normalise_unicode
+from inward.evals.formats import SHAPES, Raw, Row, names_of, shape_of
+from inward.evals.gathering import Gathering, QuestionSet, data_hash
 from inward.evals.record import Question
-from inward.evals.sources import Opened, Source, decoded, open_source
+from inward.evals.sources import Opened, Source, open_source
+from inward.textfile import decoded
 
 Columns: TypeAlias = Mapping[str, str]
 """Field of a question (`id`, `question`, `answers`, `supporting`) -> column that holds it."""
 
 FIELDS = ("id", "question", "answers", "supporting")
+_OURS = frozenset({*FIELDS, "_id", "answer", "golden_answers", "metadata"})
 _SHOWN = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """Something wrong with a row."""
-
-    place: str
-    """Such as "row 3"; rows count from 1, for lines of a file they are its lines."""
-    what: str
-    fatal: bool = True
-    """Whether the row cannot be used; else it is only worth a look."""
-
-    def __str__(self) -> str:
-        """Say where and what."""
-        return f"{self.place}: {self.what}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuestionSet:
-    """Questions that were read, and what was noticed."""
-
-    questions: tuple[Question, ...]
-    name: str
-    format: str
-    sha256: str
-    """Of the file's bytes; of the rows as JSON for rows that come from Python."""
-    data_hash: str
-    """16 hexadecimal digits over ids, questions and answers, whatever their order."""
-    rows: int
-    """That the source holds."""
-    unanswerable: int = 0
-    """Left out because the data set says that they have no answer."""
-    repeated: int = 0
-    """Left out because an equal question without an id had come before."""
-    problems: tuple[Problem, ...] = ()
-    warnings: tuple[str, ...] = ()
-    ids: tuple[str, ...] = field(init=False, default=())
-
-    def __post_init__(self) -> None:
-        """List the ids."""
-        object.__setattr__(self, "ids", tuple(question.id for question in self.questions))
 
 
 def load_questions(
@@ -146,17 +107,11 @@ def read_ids(path: str | Path) -> tuple[str, ...]:
     return ids
 
 
-def data_hash(questions: Iterable[Question]) -> str:
-    """Return 16 hexadecimal digits over ids, questions and answers, whatever their order."""
-    whole = hashlib.blake2b(digest_size=8)
-    for row in sorted(json.dumps([q.id, q.question, q.answers], ensure_ascii=True) for q in questions):
-        whole.update(row.encode() + b"\n")
-    return whole.hexdigest()
-
-
 def text_hash(question: str) -> str:
-    """Return 16 hexadecimal digits that equal questions share, spelling aside: case, punctuation, spaces, Unicode forms."""
-    plain = normalise_unicode(question)
+    """Return 16 hexadecimal digits that equal questions share, spelling aside: case, quotes, spaces, Unicode forms, what ends them."""
+    folded = unicodedata.normalize("NFKC", question).casefold()
+    kept = "".join("-" if (kind := unicodedata.category(c)) == "Pd" else "" if kind in ("Pi", "Pf") or c in "\"'`" else c for c in folded)
+    plain = " ".join(kept.split()).rstrip(" ?.!\u00bf\u061f")
     return hashlib.blake2b(plain.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
@@ -169,131 +124,45 @@ def read_questions(
     for name in columns or {}:
         if name not in FIELDS:
             raise UnknownName("field of a question", name, FIELDS)
-    if isinstance(source, str | Path) and source != "-" and Path(source).is_dir():
-        return _beir(Path(source), split, dataset)
+    if isinstance(source, str | Path) and source != "-":
+        if not str(source):
+            raise UsageError("questions are named by their file, or '-' for standard input, got ''")
+        if Path(source).is_dir():
+            return _beir(Path(source), split, dataset)
     opened = open_source(source)
-    first = next(iter(opened.rows), None)
-    kind = "inward" if columns else format or (shape_of(first) if first is not None else "inward")
-    if kind is None:
-        keys = ", ".join(map(repr, first or ()))
-        raise UsageError(f"{opened.name}: a row with the fields {keys} is of no known format; name it with format=, or columns=")
-    return _gather(opened, kind, columns, dataset)
+    kind = "inward" if columns else format or next(filter(None, map(shape_of, opened.rows)), None)
+    if kind is None and opened.rows:
+        keys = ", ".join(map(repr, opened.rows[0]))
+        raise UsageError(f"{opened.name}: rows with the fields {keys} are of no known format; name it with format=, or columns=")
+    return _gather(opened, kind or "inward", columns, dataset)
 
 
 def _gather(opened: Opened, kind: str, columns: Columns | None, dataset: str) -> QuestionSet:
-    gathering = _Gathering(dataset)
+    for field_name, column in (columns or {}).items():
+        if opened.rows and not any(column in row for row in opened.rows):
+            has = ", ".join(map(repr, opened.rows[0]))
+            raise UsageError(f"no row of {opened.name} has the column {column!r} for {field_name}; the first has {has}")
+    gathering = Gathering(dataset)
     for place, row in zip(opened.places, opened.rows, strict=True):
-        mapped = row if columns is None else _mapped(row, columns, place)
+        if "" in row:
+            gathering.refuse(place, f"has {len(row[''])} more cells than the header has names")
+            continue
         try:
-            raws = list(SHAPES[kind].read(mapped))
+            raws = list(SHAPES[kind].read(row)) if columns is None else [_by_columns(row, columns)]
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            gathering.problems.append(Problem(place=place, what=f"is no {kind} row ({type(error).__name__}: {error})"))
+            gathering.refuse(place, f"is no {kind} row ({type(error).__name__}: {error})")
             continue
         for raw in raws:
             gathering.take(raw, place)
     return gathering.result(opened, kind)
 
 
-class _Gathering:
-    """Questions on their way in: checked, counted, with ids that are there once."""
-
-    def __init__(self, dataset: str) -> None:
-        self.dataset = dataset
-        self.problems: list[Problem] = []
-        self.questions: dict[str, Question] = {}
-        self.warnings: list[str] = []
-        self._seen: dict[tuple[bool, str], str] = {}
-        self._numbers: list[tuple[Question, str]] = []
-        self.rows = self.unanswerable = self.repeated = 0
-
-    def take(self, raw: Raw, place: str) -> None:
-        """Keep a row, count it, or say what is wrong with it."""
-        self.rows += 1
-        if not isinstance(raw.question, str) or not raw.question.strip():
-            self.problems.append(Problem(place=place, what=f"has no question, got {raw.question!r}"))
-            return
-        if not raw.answerable:
-            self.unanswerable += 1
-            return
-        answers = _answers(raw.answers)
-        if not answers:
-            what = f"question {raw.question[:60]!r} has no answer, which em, f1 and acc need (looked for: answers, answer, golden_answers)"
-            self.problems.append(Problem(place=place, what=what))
-            return
-        if not any(normalise_squad(a) or not a.isascii() for a in answers):
-            what = f"answers {list(answers)!r} normalise to nothing: containment and F1 cannot see them"
-            self.problems.append(Problem(place=place, what=what, fatal=False))
-        has_id = raw.id is not None and not (isinstance(raw.id, str) and not raw.id)
-        id = str(raw.id) if has_id else made_id(raw.question, answers)
-        question = Question(
-            id=id, question=raw.question, answers=answers, dataset=self.dataset, supporting=raw.supporting, metadata=raw.metadata
-        )
-        if not has_id and id in self.questions:
-            self.repeated += 1
-            return
-        key = (isinstance(raw.id, str), id)
-        if key in self._seen:
-            self.problems.append(Problem(place=place, what=f"id {id!r} is that of {self._seen[key]} too"))
-            return
-        self._seen[key] = place
-        if has_id and not isinstance(raw.id, str):
-            self._numbers.append((question, place))
-        self.questions.setdefault(id, question)
-        if isinstance(raw.id, str):  # the text keeps the name, whichever came first
-            self.questions[id] = question
-
-    def result(self, opened: Opened, kind: str) -> QuestionSet:
-        """Give number ids a name of their own where a text has it, and put it all together."""
-        for question, place in self._numbers:
-            if self.questions[question.id] is not question:
-                name = f"int:{question.id}"
-                self.warnings.append(f"{place}: the number {question.id} and the text {question.id!r} are both ids; the number is {name!r}")
-                self.questions[name] = _renamed(question, name)
-        questions = tuple(self.questions.values())
-        return QuestionSet(
-            questions=questions,
-            name=opened.name,
-            format=kind,
-            sha256=opened.sha256,
-            data_hash=data_hash(questions),
-            rows=self.rows,
-            unanswerable=self.unanswerable,
-            repeated=self.repeated,
-            problems=tuple(self.problems),
-            warnings=tuple(self.warnings),
-        )
-
-
-def _renamed(question: Question, id: str) -> Question:
-    import msgspec
-
-    return msgspec.structs.replace(question, id=id)
-
-
-def made_id(question: str, answers: Sequence[str]) -> str:
-    """Return an id made of what a row holds, so that it does not depend on the row's place."""
-    content = json.dumps([question, sorted(answers)], ensure_ascii=True)
-    return "q" + hashlib.blake2b(content.encode(), digest_size=6).hexdigest()
-
-
-def _answers(raw: Any) -> tuple[str, ...]:
-    """Return gold answers as texts, each once; a text alone is one answer, yes and no are those of StrategyQA."""
-    if raw is None:
-        return ()
-    if isinstance(raw, bool):
-        return ("yes" if raw else "no",)
-    if isinstance(raw, str | int | float):
-        return (str(raw),) if str(raw).strip() else ()
-    if isinstance(raw, Mapping):  # datasets' SQuAD: {"text": [...], "answer_start": [...]}; TriviaQA: {"value": ..., "aliases": [...]}
-        found = [*_answers(raw.get("text")), *_answers(raw.get("value")), *_answers(raw.get("aliases"))]
-        return tuple(dict.fromkeys(found))
-    return tuple(dict.fromkeys(chain.from_iterable(map(_answers, raw))))
-
-
-def _mapped(row: Row, columns: Columns, place: str) -> Row:
-    if missing := [column for column in columns.values() if column not in row]:
-        raise BadInput(f"{place} has no column {missing[0]!r}; it has {', '.join(map(repr, row))}")
-    return {name: row[column] for name, column in columns.items()} | {k: v for k, v in row.items() if k not in columns.values()}
+def _by_columns(row: Row, columns: Columns) -> Raw:
+    """Read a row by its columns' names; a field that has none keeps its own name."""
+    plain = next(iter(SHAPES["inward"].read({k: v for k, v in row.items() if k not in columns.values() and k not in columns})))
+    own = {"id": plain.id, "question": plain.question, "answers": plain.answers, "supporting": plain.supporting}
+    given = own | {name: row.get(column) for name, column in columns.items()}
+    return Raw(given["id"], given["question"], given["answers"], names_of(given["supporting"]), plain.metadata)
 
 
 def _rank(seed: int, id: str) -> bytes:
@@ -308,20 +177,34 @@ def _beir(folder: Path, split: str | None, dataset: str) -> QuestionSet:
         split = names[0]
     if split not in names:
         raise UsageError(f"a BEIR folder is read by split, one of {', '.join(names) or 'none: no qrels/*.tsv'}, got {split!r}")
-    gold: dict[str, list[str]] = {}
-    table = csv.DictReader(io.StringIO(decoded((folder / "qrels" / f"{split}.tsv").read_bytes(), f"{split}.tsv")), delimiter="\t")
-    for row in table:
-        if float(row["score"]) > 0:
-            gold.setdefault(row["query-id"], []).append(row["corpus-id"])
+    gold = _judged(folder / "qrels" / f"{split}.tsv")
     opened = open_source(folder / "queries.jsonl")
-    questions = tuple(
-        Question(id=id, question=str(row["text"]), answers=_answers(_first_of(row)), dataset=dataset, supporting=tuple(gold[id]))
-        for row in opened.rows
-        if (id := str(row["_id"])) in gold
-    )
-    return QuestionSet(
-        questions=questions, name=folder.name, format="beir", sha256=opened.sha256, data_hash=data_hash(questions), rows=len(opened.rows)
-    )
+    gathering = Gathering(dataset)
+    for place, row in zip(opened.places, opened.rows, strict=True):
+        id = row.get("_id")
+        if id is None or id == "":
+            gathering.refuse(place, "has no _id")
+        elif str(id) in gold:
+            gathering.take(Raw(str(id), row.get("text"), _first_of(row), tuple(gold[str(id)]), {}), place, answered=False)
+    return gathering.result(opened._replace(name=folder.name), "beir")
+
+
+def _judged(path: Path) -> dict[str, list[str]]:
+    """Read the judgements of a split: query -> passages judged relevant."""
+    gold: dict[str, list[str]] = {}
+    lines = decoded(path.read_bytes(), path.name).split("\n")
+    for number, line in enumerate(lines[1:], 2):
+        if not line.strip():
+            continue
+        cells = line.strip().split("\t")
+        try:
+            query, passage, score = cells
+            relevant = float(score) > 0
+        except ValueError as error:
+            raise BadInput(f"{path.name}, line {number}: query-id, corpus-id and a score are expected, got {line.strip()!r}") from error
+        if relevant:
+            gold.setdefault(query, []).append(passage)
+    return gold
 
 
 def _first_of(row: Row) -> Any:
@@ -331,11 +214,10 @@ def _first_of(row: Row) -> Any:
 
 
 def encode_question(question: Question) -> bytes:
-    """Return a question as a line of our JSONL, metadata beside the fields."""
-    import msgspec
-
-    named = {"id": question.id, "question": question.question, "answers": question.answers}
+    """Return a question as a line of our JSONL: other fields beside ours, under `metadata` where they have one of our names."""
+    named: dict[str, Any] = {"id": question.id, "question": question.question, "answers": question.answers}
     if question.supporting:
         named["supporting"] = question.supporting
-    rest: Iterator[tuple[str, Any]] = ((k, v) for k, v in question.metadata.items() if k not in named)
-    return msgspec.json.encode({**named, **dict(rest)}) + b"\n"
+    beside = {k: v for k, v in question.metadata.items() if k not in _OURS}
+    inside = {k: v for k, v in question.metadata.items() if k in _OURS}
+    return msgspec.json.encode({**named, **beside, **({"metadata": inside} if inside else {})}, enc_hook=str) + b"\n"

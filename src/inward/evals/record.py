@@ -47,7 +47,8 @@ class Hit(msgspec.Struct, frozen=True, kw_only=True):
     """A passage that a search found."""
 
     id: str
-    score: float
+    score: float | None
+    """None where it was not finite."""
 
 
 class _Step(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
@@ -172,7 +173,7 @@ def _step(event: Event) -> Step:
         case Scored():
             return ScoredStep(number=event.number, text=event.text, usage=_cost(event.usage))
         case Searched():
-            hits = tuple(Hit(id=passage.id, score=passage.score) for passage in event.passages)
+            hits = tuple(Hit(id=passage.id, score=_finite(passage.score)) for passage in event.passages)
             return SearchedStep(number=event.number, query=event.query, hits=hits, usage=_cost(event.usage))
         case Gated():
             return GatedStep(

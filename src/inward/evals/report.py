@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -13,6 +14,7 @@ from inward.evals.folder import OUTCOMES, RUN
 from inward.evals.intervals import Difference, Estimate
 from inward.evals.metrics import Setting
 from inward.evals.score import Scores, Spread, Summary, corrected, differences, read_scores, save_metrics, summarise, warnings_of
+from inward.explain import harmless
 
 UNAIDED = "no-retrieval"
 BASELINES = (UNAIDED, "single-step")
@@ -70,7 +72,7 @@ def find_runs(paths: Sequence[str | Path]) -> list[Path]:
     """
     found: list[Path] = []
     for path in map(Path, paths):
-        below = sorted({file.parent for file in path.rglob(RUN)}) if path.is_dir() else []
+        below = sorted({file.parent.resolve() for file in path.rglob(RUN)}) if path.is_dir() else []
         if not below:
             raise UsageError(f"no run at or below {str(path)!r}: a run's folder holds {RUN} and {OUTCOMES}")
         found += [folder for folder in below if folder not in found and (folder / OUTCOMES).exists()]
@@ -102,10 +104,10 @@ def make_report(
         groups.setdefault(scores.data, []).append(scores)
     tables, comparisons, said = [], [], []
     for data, group in groups.items():
-        group.sort(key=lambda s: (BASELINES.index(_strategy(s)) if _strategy(s) in BASELINES else len(BASELINES), s.label))
-        unaided = next((s for s in group if _strategy(s) == UNAIDED), None)
+        group.sort(key=lambda s: (BASELINES.index(s.strategy) if s.strategy in BASELINES else len(BASELINES), s.label))
         said += [f"{data}: {text}" for text in _unlike(group)]
-        summaries = [summarise(s, unaided, seed=seed) for s in group]
+        unaided = {s.conditions: s for s in group if s.strategy == UNAIDED}
+        summaries = [summarise(s, unaided.get(s.conditions), seed=seed) for s in group]
         for scores, summary in zip(group, summaries, strict=True):
             save_metrics(scores, summary)
             said += [f"{data}/{scores.label}: {text}" for text in warnings_of(scores, seen)]
@@ -124,8 +126,10 @@ def make_report(
     )
 
 
-def _strategy(scores: Scores) -> str:
-    return str(scores.identity.get("strategy", scores.label))
+def _names(group: Sequence[Scores]) -> list[str]:
+    """Name runs by their labels; where two have the same, by the folder of their suite, too."""
+    labels = Counter(scores.label for scores in group)
+    return [s.label if labels[s.label] == 1 else f"{Path(s.folder).resolve().parents[1].name}/{s.label}" for s in group]
 
 
 def _unlike(group: Sequence[Scores]) -> list[str]:
@@ -146,28 +150,29 @@ def _unlike(group: Sequence[Scores]) -> list[str]:
 
 def _table(data: str, group: Sequence[Scores], summaries: Sequence[Summary]) -> Table:
     rows = []
-    for scores, summary in zip(group, summaries, strict=True):
+    for name, scores, summary in zip(_names(group), group, summaries, strict=True):
         numbers = {**summary.means, **summary.gate}
-        cells = [*(show(numbers[name]) for name in COLUMNS), *(show_spread(summary.costs[name]) for name in COSTS)]
-        rows.append(Row(label=scores.label, n=len(scores.ids), cells=tuple(cells)))
+        cells = [*(show(numbers[column]) for column in COLUMNS), *(show_spread(summary.costs[cost]) for cost in COSTS)]
+        rows.append(Row(label=name, n=len(scores.ids), cells=tuple(cells)))
     return Table(title=data, header=(*COLUMNS, *COSTS), rows=tuple(rows))
 
 
 def _comparisons(data: str, group: Sequence[Scores], seed: int) -> list[Table]:
-    """Compare every run with the baselines; p values are corrected over all comparisons of the data set."""
+    """Compare every run with the baselines of its conditions; p values are corrected over all comparisons of the data set."""
+    names = dict(zip(map(id, group), _names(group), strict=True))
     pairs = [
         (a, b)
         for b in group
-        if _strategy(b) in BASELINES
+        if b.strategy in BASELINES
         for a in group
-        if a is not b and not (_strategy(a) in BASELINES and a.label < b.label)
+        if a is not b and a.conditions == b.conditions and not (a.strategy in BASELINES and group.index(a) < group.index(b))
     ]
     found = [(a, b, differences(a, b, COMPARED, seed=seed)) for a, b in pairs]
     flat = corrected([one[name] for _, _, one in found for name in COMPARED])
     rows = []
     for place, (a, b, one) in enumerate(found):
         cells = [show_difference(flat[place * len(COMPARED) + i]) for i in range(len(COMPARED))]
-        rows.append(Row(label=f"{a.label} − {b.label}", n=max(d.delta.n for d in one.values()), cells=tuple(cells)))
+        rows.append(Row(label=f"{names[id(a)]} − {names[id(b)]}", n=max(d.delta.n for d in one.values()), cells=tuple(cells)))
     return [Table(title=data, header=COMPARED, rows=tuple(rows))] if rows else []
 
 
@@ -179,8 +184,10 @@ def show(number: Estimate) -> Cell:
     return Cell(text=f"{number.value:.3f}", detail=interval)
 
 
-def show_spread(cost: Spread) -> Cell:
+def show_spread(cost: Spread | None) -> Cell:
     """Show a cost: mean, then median and 95th percentile."""
+    if cost is None:
+        return Cell(text="–", detail="no question is done")
     return Cell(text=f"{cost.mean:,.1f}", detail=f"{cost.p50:,.0f}, {cost.p95:,.0f}")
 
 
@@ -235,7 +242,8 @@ def _notes(setting: Setting) -> tuple[str, ...]:
         "Consistency: of the questions right without retrieval, the share still right. "
         "Costs: mean, then median and 95th percentile.",
         f"A passage with the question's own id is {own}.",
-        "Differences are over the same questions; p values are two-sided, and corrected (Holm) over all comparisons of a data set.",
+        "Differences are between runs of the same questions, model, prompt and seed. "
+        "p values are two-sided, and corrected (Holm) over all comparisons of a data set.",
     )
 
 
@@ -249,7 +257,7 @@ def to_markdown(report: Report) -> str:
             lines += _md_table(table)
     lines += ["## Failures", "", *(f"- {_md(text)}" for text in report.failures), ""] if report.failures else []
     lines += ["## Settings", "", "| | |", "|---|---|", *(f"| {_md(k)} | {_md(v)} |" for k, v in report.settings), ""]
-    return "\n".join([*lines, *(f"{_md(note)}\n" for note in report.notes)])
+    return "\n".join([*lines, *(f"{note}\n" for note in report.notes)])
 
 
 def _md_table(table: Table) -> list[str]:
@@ -262,9 +270,12 @@ def _md_cell(cell: Cell) -> str:
     return _md(f"{cell.text} [{cell.detail}]" if cell.detail else cell.text)
 
 
+_MARKUP = str.maketrans({c: f"\\{c}" for c in "\\`*_[]|!"} | {"<": "&lt;", ">": "&gt;", "&": "&amp;"})
+
+
 def _md(text: str) -> str:
-    """Make text harmless in Markdown: it must not end a cell, a line, or become HTML."""
-    return " ".join(text.replace("\n", "; ").split()).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace(">", "&gt;")
+    """Make text harmless in Markdown: it must not end a cell or a line, nor become a link, an image or HTML."""
+    return " ".join(harmless(text).replace("\n", "; ").split()).translate(_MARKUP)
 
 
 def to_html(report: Report) -> str:

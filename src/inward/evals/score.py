@@ -17,7 +17,7 @@ from inward.evals.intervals import Difference, Estimate, holm, means, paired, un
 from inward.evals.metrics import METRICS, Setting, measure
 from inward.evals.questions import text_hash
 from inward.evals.record import GeneratedStep, NotedStep, Record
-from inward.evals.whole import write_whole
+from inward.whole import write_whole
 
 METRICS_FILE = "metrics.json"
 MEANS = tuple(name for name, metric in METRICS.items() if metric.kind != "cost")
@@ -73,6 +73,18 @@ class Scores:
         return str(self.manifest.get("data", {}).get("name") or Path(self.folder).resolve().parent.name)
 
     @property
+    def strategy(self) -> str:
+        """Name of the strategy."""
+        return str(self.identity.get("strategy", self.label))
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """What two runs must share to be set against each other: questions, model, prompt, seed."""
+        prompt = self.identity.get("options", {}).get("prompt")
+        names = ("data", "model", "model_options", "model_fingerprint", "seed")
+        return (*(str(self.identity.get(name)) for name in names), str(prompt))
+
+    @property
     def label(self) -> str:
         """Name of the run among those of its data set."""
         return Path(self.folder).resolve().name
@@ -111,7 +123,8 @@ class Summary:
     """The numbers of a run."""
 
     means: dict[str, Estimate]
-    costs: dict[str, Spread]
+    costs: dict[str, Spread | None]
+    """None where no question is done."""
     gate: dict[str, Estimate]
 
 
@@ -138,29 +151,31 @@ def summarise(scores: Scores, unaided: Scores | None = None, *, seed: int = 0) -
         unaided: of a run of the same questions without retrieval: what AUROC and its like, and consistency, need.
         seed: of the resamples.
     """
-    found = dict(zip(MEANS, means([scores.columns[name] for name in MEANS], seed=seed), strict=True))
+    found = dict(zip(MEANS, means([scores.columns[name] for name in MEANS], shares=True, seed=seed), strict=True))
     costs = {name: _spread(scores.columns[name]) for name in COSTS}
     return Summary(means=found, costs=costs, gate=_gate(scores, unaided, seed))
 
 
-def _spread(column: Sequence[float | None]) -> Spread:
-    values = np.array([v for v in column if v is not None] or [0.0], np.float64)
+def _spread(column: Sequence[float | None]) -> Spread | None:
+    values = np.array([v for v in column if v is not None], np.float64)
+    if not len(values):
+        return None
     p50, p95 = np.percentile(values, (50, 95))
     return Spread(mean=float(values.mean()), p50=float(p50), p95=float(p95))
 
 
 def _gate(scores: Scores, unaided: Scores | None, seed: int) -> dict[str, Estimate]:
     right = scores.columns["em"]
-    searched = [value or 0.0 for value in scores.columns["retrieval"]]
-    found = {"skip error": gates.skip_error(searched, right, seed=seed)}
+    searched = [None if failed else s for s, failed in zip(scores.columns["retrieval"], scores.columns["failed"], strict=True)]
+    found = {"skip error": gates.skip_error(searched, right, seed=seed), "ECE": gates.ece(scores.confidences, right)}
     if unaided is None:
-        lacking = undefined("no run without retrieval of the same questions is there to compare with")
-        return {**found, **dict.fromkeys(("consistency", "AUROC", "PR-AUC", "AURC", "PRR", "ECE"), lacking)}
+        lacking = undefined("no run without retrieval of the same questions, model, prompt and seed is there to compare with")
+        return {**found, **dict.fromkeys(("consistency", "AUROC", "PR-AUC", "AURC", "PRR"), lacking)}
     known = unaided.column("em", scores.ids)
     found["consistency"] = gates.consistency(known, right, seed=seed)
     rows = [(value, 1.0 - k) for value, gated, k in zip(scores.gate_values, scores.gated, known, strict=True) if gated and k is not None]
     if not rows:
-        return {**found, **dict.fromkeys(("AUROC", "PR-AUC", "AURC", "PRR"), undefined("no gate decided anything")), "ECE": _ece(scores)}
+        return {**found, **dict.fromkeys(("AUROC", "PR-AUC", "AURC", "PRR"), undefined("no gate decided anything"))}
     values, wrong = [value for value, _ in rows], [w for _, w in rows]
     return {
         **found,
@@ -168,12 +183,7 @@ def _gate(scores: Scores, unaided: Scores | None, seed: int) -> dict[str, Estima
         "PR-AUC": gates.pr_auc(values, wrong, seed=seed),
         "AURC": gates.aurc(values, wrong, seed=seed),
         "PRR": gates.prr(values, wrong),
-        "ECE": _ece(scores),
     }
-
-
-def _ece(scores: Scores) -> Estimate:
-    return gates.ece(scores.confidences, [value or 0.0 for value in scores.columns["em"]])
 
 
 def differences(a: Scores, b: Scores, names: Sequence[str] = ("em", "f1", "acc", "retrieval"), *, seed: int = 0) -> dict[str, Difference]:
@@ -207,7 +217,7 @@ def warnings_of(scores: Scores, seen: Collection[str] = ()) -> list[str]:
     for what, count in sorted(scores.odd.items()):
         said.append(f"{count} of {n} {words.get(what, f'questions: {what}')}")
     if known := sum(h in seen for h in scores.text_hashes):
-        said.append(f"{known} of {n} questions were seen in training (equal but for case, punctuation and spaces)")
+        said.append(f"{known} of {n} questions were seen in training (equal but for case, quotes and spaces)")
     if scores.manifest.get("model", {}).get("leaves_template_out"):
         said.append("the model has a chat template, and chat_template='none' left it out: instruct models often answer worse so")
     return said

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 import hashlib
-import io
 import json
 import sys
 from collections.abc import Iterable, Mapping
@@ -14,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from inward.errors import BadInput, MissingExtra, UsageError
 from inward.evals.formats import Row
+from inward.textfile import decoded, tsv_fields
 
 Source: TypeAlias = "str | Path | Iterable[Mapping[str, Any]]"
 
@@ -28,6 +26,13 @@ class Opened(NamedTuple):
     places: list[str]
 
 
+class Parsed(NamedTuple):
+    """Rows and their places."""
+
+    rows: list[Row]
+    places: list[str]
+
+
 def open_source(source: Source) -> Opened:
     """Read a source whole.
 
@@ -38,7 +43,7 @@ def open_source(source: Source) -> Opened:
     if isinstance(source, str | Path) and source != "-":
         path = Path(source)
         if not path.exists():
-            raise UsageError(f"no such file of questions: {str(path)!r}")
+            raise UsageError(f"no such file of questions: {str(source)!r}")
         if path.suffix == ".parquet":
             return _parquet(path)
         return _parse(path.name, path.read_bytes(), path.with_name("id_aliases.json"))
@@ -48,7 +53,7 @@ def open_source(source: Source) -> Opened:
         raise UsageError(f"questions come from a path, '-' or rows, got {type(source).__name__}")
     rows: list[Row] = [dict(row) for row in source]
     digest = hashlib.sha256("\n".join(json.dumps(row, sort_keys=True, default=str) for row in rows).encode("utf-8", "surrogatepass"))
-    return Opened(type(source).__name__, digest.hexdigest(), rows, [f"row {n}" for n in range(1, len(rows) + 1)])
+    return Opened(type(source).__name__, digest.hexdigest(), rows, _rows_of(rows))
 
 
 def _parquet(path: Path) -> Opened:
@@ -56,37 +61,57 @@ def _parquet(path: Path) -> Opened:
         from pyarrow import parquet
     except ImportError as error:
         raise MissingExtra("reading Parquet", "parquet", error) from error
-    rows = parquet.read_table(path).to_pylist()
-    return Opened(path.name, hashlib.sha256(path.read_bytes()).hexdigest(), rows, [f"row {n}" for n in range(1, len(rows) + 1)])
+    from pyarrow import ArrowException
 
-
-def decoded(raw: bytes, name: str) -> str:
-    """Return the text of a file, unpacked, without a byte order mark.
-
-    Raises:
-        BadInput: it is damaged, or not UTF-8.
-    """
-    if raw[:2] == b"\x1f\x8b":
-        try:
-            raw = gzip.decompress(raw)
-        except (OSError, EOFError) as error:
-            raise BadInput(f"{name} is a damaged gzip file ({error}); fetch it again") from error
     try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        raise BadInput(f"{name}, line {line}: byte 0x{raw[error.start]:02x} is not UTF-8; convert the file to UTF-8") from error
+        rows = parquet.read_table(path).to_pylist()
+    except ArrowException as error:
+        raise BadInput(f"{path.name} is no Parquet file ({error})") from error
+    return Opened(path.name, hashlib.sha256(path.read_bytes()).hexdigest(), rows, _rows_of(rows))
 
 
 def _parse(name: str, raw: bytes, aliases: Path | None) -> Opened:
     text, digest = decoded(raw, name), hashlib.sha256(raw).hexdigest()
-    if name.removesuffix(".gz").endswith(".tsv"):
-        table = list(csv.DictReader(io.StringIO(text), delimiter="\t"))
-        return Opened(name, digest, list(table), [f"line {n}" for n in range(2, len(table) + 2)])
-    rows, places = _whole(text, name) if _is_whole(text) else _lines(text, name)
+    try:
+        rows, places = _table(text) if name.removesuffix(".gz").endswith(".tsv") else _json(text, name)
+    except RecursionError as error:
+        raise BadInput(f"{name} is nested too deeply to be questions") from error
     if aliases is not None and aliases.is_file() and any("answer_id" in row for row in rows):
         rows = _with_aliases(rows, aliases)
     return Opened(name, digest, rows, places)
+
+
+def _json(text: str, name: str) -> Parsed:
+    return _whole(text, name) if _is_whole(text) else _lines(text, name)
+
+
+def _table(text: str) -> Parsed:
+    """Read tab-separated lines under a header; a cell that is a JSON list is one, cells without a name come under ""."""
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    names = [name.strip() for name in tsv_fields(lines[0])]
+    rows: list[Row] = []
+    places: list[str] = []
+    for number, line in enumerate(lines[1:], 2):
+        if line.strip():
+            cells = tsv_fields(line)
+            extra = {"": cells[len(names) :]} if len(cells) > len(names) else {}
+            rows.append({name: _cell(cell) for name, cell in zip(names, cells, strict=False)} | extra)
+            places.append(f"line {number}")
+    return Parsed(rows, places)
+
+
+def _cell(text: str) -> Any:
+    if not text.startswith("["):
+        return text
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, list) else text
+
+
+def _rows_of(rows: list[Row]) -> list[str]:
+    return [f"row {number}" for number in range(1, len(rows) + 1)]
 
 
 def _is_whole(text: str) -> bool:
@@ -101,7 +126,7 @@ def _is_whole(text: str) -> bool:
     return isinstance(first, dict) and ("Data" in first or isinstance(first.get("data"), list))
 
 
-def _whole(text: str, name: str) -> tuple[list[Row], list[str]]:
+def _whole(text: str, name: str) -> Parsed:
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -110,10 +135,10 @@ def _whole(text: str, name: str) -> tuple[list[Row], list[str]]:
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
             raise BadInput(f"{name}, row {number} is no object, got {str(row)[:60]!r}")
-    return rows, [f"row {n}" for n in range(1, len(rows) + 1)]
+    return Parsed(rows, _rows_of(rows))
 
 
-def _lines(text: str, name: str) -> tuple[list[Row], list[str]]:
+def _lines(text: str, name: str) -> Parsed:
     rows: list[Row] = []
     places: list[str] = []
     for number, line in enumerate(text.split("\n"), 1):
@@ -127,13 +152,11 @@ def _lines(text: str, name: str) -> tuple[list[Row], list[str]]:
             raise BadInput(f"{name}, line {number} is no object, got {line[:60]!r}")
         rows.append(row)
         places.append(f"line {number}")
-    return rows, places
+    return Parsed(rows, places)
 
 
 def _with_aliases(rows: list[Row], path: Path) -> list[Row]:
     """Add 2WikiMultiHopQA's aliases of answers, from the file that its release keeps beside the questions."""
-    named = {
-        row["Q_id"]: [*row.get("aliases", ()), *row.get("demonyms", ())]
-        for row in _lines(decoded(path.read_bytes(), path.name), path.name)[0]
-    }
+    listed = _lines(decoded(path.read_bytes(), path.name), path.name).rows
+    named = {row["Q_id"]: [*row.get("aliases", ()), *row.get("demonyms", ())] for row in listed}
     return [{**row, "answer": [row.get("answer"), *named.get(row.get("answer_id"), ())]} for row in rows]

@@ -19,14 +19,14 @@ from inward import __version__
 from inward.errors import UsageError
 from inward.evals.config import DataConfig, SettingConfig, StrategyConfig, SuiteConfig, data_name, safe_name
 from inward.evals.folder import FORMAT, RunFile, RunFolder, check_same, read_run
-from inward.evals.questions import QuestionSet, load_questions, read_ids
+from inward.evals.gathering import QuestionSet
+from inward.evals.questions import load_questions, read_ids
 from inward.evals.record import Question, record_of
 from inward.evals.run import Finished, each, run
 from inward.prompts import PromptTemplate
 from inward.protocols import LM, Retriever, Strategy
-from inward.strategies import Plan, find, options_of, plan
-from inward.strategies.demo_thresholds import DEMO_THRESHOLDS
-from inward.strategies.options import plain
+from inward.strategies import Plan, declared, plan
+from inward.strategies.demo_thresholds import with_demo_threshold
 
 _PACKAGES = ("torch", "transformers", "tantivy", "numpy", "tokenizers", "msgspec")
 
@@ -108,8 +108,7 @@ def plan_suite(config: SuiteConfig) -> list[RunPlan]:
 
 def _settings_of(strategy: StrategyConfig, settings: list[SettingConfig]) -> list[SettingConfig]:
     """Return the settings that change something for a strategy; a strategy for which none does runs once, as it is."""
-    bare = strategy.name.partition("(")[0]
-    known = options_of(find(bare), bare)
+    known = declared(strategy.name)
     return [setting for setting in settings if known.keys() & setting.options.keys()] or [SettingConfig(label="")]
 
 
@@ -128,12 +127,9 @@ def _questions(data: DataConfig, config: SuiteConfig) -> QuestionSet:
 
 
 def _plan_run(config: SuiteConfig, data: DataConfig, questions: QuestionSet, strategy: StrategyConfig, setting: SettingConfig) -> RunPlan:
-    bare = strategy.name.partition("(")[0]
-    known = options_of(find(bare), bare)
+    known = declared(strategy.name)
     options = {**strategy.options, **{name: value for name, value in setting.options.items() if name in known}}
-    if "threshold" in known and "threshold" not in options and config.model == "demo" and "prompt" not in options:
-        options |= {"threshold": DEMO_THRESHOLDS[strategy.name]} if strategy.name in DEMO_THRESHOLDS else {}
-    made = plan(strategy.name, options)
+    made = plan(strategy.name, with_demo_threshold(strategy.name, config.model, options))
     label = safe_name(" ".join(filter(None, (strategy.label or made.name, setting.label))))
     index = config.index if data.index is None else data.index
     name = data_name(data)
@@ -177,15 +173,16 @@ def run_suite(
 def _run_all(plans: Iterable[RunPlan], config: SuiteConfig, loaded: Loaded, retry_failed: bool, progress: bool) -> Iterator[RunSummary]:
     plans = list(plans)
     for made in plans:  # before a model is loaded: it may take minutes
-        if made.strategy.searches and not _is_finished(made):
+        if made.strategy.searches and (retry_failed or not _is_finished(made)):
             loaded.retriever(made.index)
     for made in plans:
         started = time.perf_counter()
         with RunFolder(made.folder) as folder:
-            done = folder.done(without_failed=retry_failed)
-            todo = [q for q in made.questions.questions if q.id not in done]
+            done = folder.done()
+            again = set(folder.failed) if retry_failed else set()
+            todo = [q for q in made.questions.questions if q.id not in done or q.id in again]
             if todo or not _is_finished(made):
-                _run(made, folder, todo, config, loaded, progress)
+                _run(made, folder, todo, config, loaded, retry_failed, progress)
             failed = tuple(folder.failed)
         yield RunSummary(
             name=str(made),
@@ -202,7 +199,9 @@ def _is_finished(made: RunPlan) -> bool:
     return old is not None and old.finished
 
 
-def _run(made: RunPlan, folder: RunFolder, todo: list[Question], config: SuiteConfig, loaded: Loaded, progress: bool) -> None:
+def _run(
+    made: RunPlan, folder: RunFolder, todo: list[Question], config: SuiteConfig, loaded: Loaded, retry_failed: bool, progress: bool
+) -> None:
     """Ask what is left of a run, and finish it."""
     lm = loaded.lm(config.model, config.model_options)
     retriever = loaded.retriever(made.index) if made.strategy.searches else None
@@ -210,6 +209,8 @@ def _run(made: RunPlan, folder: RunFolder, todo: list[Question], config: SuiteCo
     identity = {**made.identity, "model_fingerprint": _fingerprint(lm), "index_fingerprint": _fingerprint(retriever)}
     said = RunFile(format=FORMAT, identity=identity, manifest=manifest(made, config, lm, retriever))
     folder.begin(said)
+    if retry_failed and folder.failed:  # only now: until here something could have refused to run
+        folder.drop_failed()
     _ask(strategy, todo, folder, config, made, progress)
     folder.finish(made.questions.ids, msgspec.structs.replace(said, finished=True), made.label)
 
@@ -234,20 +235,21 @@ def manifest(made: RunPlan, config: SuiteConfig, lm: LM, retriever: Retriever | 
     """Return all that a reader needs to make the run again, as plain values."""
     values = made.strategy.options.values
     prompts = [_prompt(value, lm) for value in values.values() if isinstance(value, PromptTemplate)]
-    thresholds = [{"option": name, "value": value, "file": None, "sha256": None} for name, value in values.items() if "threshold" in name]
+    given = made.strategy.options.plain
+    thresholds = [{"option": name, "value": value, "file": None, "sha256": None} for name, value in given.items() if "threshold" in name]
     return {
         "inward": __version__,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": {name: _version(name) for name in _PACKAGES},
-        "config": msgspec.to_builtins(config),
+        "config": config,
         "model": _model(lm, config.model),
         "index": None
         if retriever is None
         else {"name": made.index, "fingerprint": _fingerprint(retriever), "passages": _length(retriever)},
         "prompts": prompts,
-        "thresholds": [{**row, "value": plain(row["value"])} for row in thresholds],
+        "thresholds": thresholds,
         "data": {
             "name": made.data,
             "file": made.questions.name,

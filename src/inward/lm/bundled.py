@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import logging
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +25,7 @@ from inward.cache import cache_folder
 from inward.errors import MissingExtra, ModelError, StorageFull, UnknownName
 from inward.lm.gguf_model import open_gguf
 from inward.lm.source import BROKEN
+from inward.whole import flush
 
 log = logging.getLogger(__name__)
 
@@ -216,7 +216,7 @@ def converted(model: Bundled, folder: Path) -> Path:
             if target.exists():
                 target.rename(scratch.with_name(f"{scratch.name}-damaged"))
             scratch.rename(target)
-            _flush(folder)
+            flush(folder)
         finally:
             for left in folder.glob(f".{target.name}-*"):
                 shutil.rmtree(left, ignore_errors=True)
@@ -243,9 +243,9 @@ def _convert(model: Bundled, parts: list[Path], scratch: Path) -> None:
     mode = (scratch / _RECORD).stat().st_mode & 0o666  # what the user's umask allows; the libraries write files for their owner alone
     for file in scratch.iterdir():
         file.chmod(mode)
-        _flush(file)
+        flush(file)
     scratch.chmod(mode | (mode & 0o444) >> 2)  # who may read a folder may enter it
-    _flush(scratch)
+    flush(scratch)
 
 
 def _verified(model: Bundled, parts: list[Path], joined: Path) -> Path:
@@ -326,14 +326,3 @@ def _record(folder: Path) -> _Record | None:
         return msgspec.json.decode((folder / _RECORD).read_bytes(), type=_Record)
     except (OSError, msgspec.DecodeError):
         return None
-
-
-def _flush(path: Path) -> None:
-    """Have the system write a file, or the entries of a folder, to the disk."""
-    if path.is_dir() and os.name == "nt":
-        return  # folders cannot be opened there
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -7,7 +7,7 @@ another engine or number format is warned of.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import msgspec
 
@@ -16,7 +16,6 @@ from inward.errors import UsageError
 from inward.types import Capture, Pool, Site
 
 FORMAT = 1
-Fidelity: TypeAlias = Literal["fixed", "paper", "code"]
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):

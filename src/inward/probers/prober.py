@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
@@ -12,6 +11,7 @@ import numpy as np
 from inward.errors import ModelError, UsageError
 from inward.probers.card import FORMAT, ProberCard, check_fits
 from inward.types import F32, Capture, Generation, Reading, Sampling
+from inward.whole import write_whole
 
 if TYPE_CHECKING:
     from inward.probers.network import Probes
@@ -89,8 +89,8 @@ class Prober:
 
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
-        _write(path / WEIGHTS, save(split(self.probes, self.card.layers)))
-        _write(path / CARD, msgspec.json.format(msgspec.json.encode(self.card), indent=1) + b"\n")
+        write_whole(path / WEIGHTS, save(split(self.probes, self.card.layers)))
+        write_whole(path / CARD, msgspec.json.format(msgspec.json.encode(self.card), indent=1) + b"\n")
 
     @classmethod
     def from_pretrained(
@@ -176,12 +176,3 @@ def _download(name: str, **options: Any) -> Path:
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         first = (str(error).splitlines() or [""])[0]
         raise ModelError(f"there is no prober {name!r}, neither as a folder nor on the hub ({first})") from error
-
-
-def _write(path: Path, content: bytes) -> None:
-    beside = path.with_name(f".{path.name}.new")
-    with beside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import log
+from math import exp, log
 from typing import TypeAlias
 
 import numpy as np
@@ -160,9 +160,9 @@ def _fit(probes: Probes, rows: _Rows, early: _Rows, how: Recipe, generator: torc
     history: list[list[float]] = []
     for epoch in range(how.epochs):
         probes.train()
-        for places in torch.randperm(len(rows.labels), generator=generator).split(how.batch):
+        for places in torch.split(torch.randperm(len(rows.labels), generator=generator), how.batch):
             optimiser.zero_grad(set_to_none=True)
-            _loss(probes(rows.states[places]), rows.labels[places], weights).backward()
+            torch.autograd.backward(_loss(probes(rows.states[places]), rows.labels[places], weights))
             optimiser.step()
             schedule.step()
         reached = _reached(probes, early, how.select)
@@ -197,45 +197,31 @@ def _reached(probes: Probes, rows: _Rows, select: str) -> Tensor:
     logits = probes(rows.states)
     sure = (logits[..., KNOWS] - logits[..., 1 - KNOWS]).double()
     if select == "accuracy":
-        return ((sure > 0) == (rows.labels == KNOWS)[:, None]).float().mean(0)
+        accuracy: Tensor = ((sure > 0) == (rows.labels == KNOWS)[:, None]).float().mean(0)
+        return accuracy
     right, wrong = sure[rows.labels == KNOWS], sure[rows.labels != KNOWS]
     above = (right[:, None] > wrong[None]).double() + (right[:, None] == wrong[None]).double() / 2
-    return above.mean((0, 1)).float()
+    auroc: Tensor = above.mean((0, 1)).float()
+    return auroc
 
 
 def temperatures(probes: Probes, states: Tensor, labels: Tensor) -> tuple[float, ...]:
-    """Return what each layer's logits are divided by so that their cross-entropy is least (Guo et al. 2017), by golden section.
+    """Return what each layer's logits are divided by so that their cross-entropy is least (Guo et al. 2017), between 0.05 and 20.
 
-    The search is over [0.05, 20]; the rows' own rate of right answers enters, so they must not be balanced.
+    The rows' own rate of right answers enters, so they must not be balanced.
     """
+    from scipy.optimize import minimize_scalar
+
     with torch.inference_mode():
         logits = probes(states).double()
     found = []
     for layer in range(logits.shape[1]):
 
         def cost(exponent: float, layer: int = layer) -> float:
-            return float(F.cross_entropy(logits[:, layer] / float(np.exp(exponent)), labels))
+            return float(F.cross_entropy(logits[:, layer] / exp(exponent), labels))
 
-        found.append(float(np.exp(_golden(cost, log(0.05), log(20.0)))))
+        found.append(exp(float(minimize_scalar(cost, bounds=(log(0.05), log(20.0)), method="bounded").x)))
     return tuple(found)
-
-
-def _golden(cost: object, low: float, high: float, steps: int = 60) -> float:
-    """Return where a function with one valley is least."""
-    assert callable(cost)
-    ratio = (5**0.5 - 1) / 2
-    a, b = high - ratio * (high - low), low + ratio * (high - low)
-    at_a, at_b = cost(a), cost(b)
-    for _ in range(steps):
-        if at_a < at_b:
-            high, b, at_b = b, a, at_a
-            a = high - ratio * (high - low)
-            at_a = cost(a)
-        else:
-            low, a, at_a = a, b, at_b
-            b = low + ratio * (high - low)
-            at_b = cost(b)
-    return (low + high) / 2
 
 
 def rows_of(ids: Sequence[str], parts: Mapping[str, str], part: str) -> Bools:

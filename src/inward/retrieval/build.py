@@ -23,6 +23,7 @@ from inward.retrieval.corpus import Corpus, Format, Source
 from inward.retrieval.intake import Intake, Tally
 from inward.retrieval.segments import create
 from inward.retrieval.split import SplitSpec
+from inward.whole import is_left_over
 
 HEAP_BYTES = 256_000_000
 """What tantivy may gather in memory before it writes a segment."""
@@ -203,7 +204,9 @@ def _check_target(path: Path) -> None:
     foreign = sorted(
         p.name
         for p in path.iterdir()
-        if p.name not in (LOCK, CARD, NEXT_CARD, f"{CARD}.tmp", f"{NEXT_CARD}.tmp") and not p.name.startswith(DATA_PREFIX)
+        if p.name not in (LOCK, CARD, NEXT_CARD)
+        and not p.name.startswith(DATA_PREFIX)
+        and not any(is_left_over(p, name) for name in (CARD, NEXT_CARD))
     )
     if foreign:
         raise UsageError(f"folder {str(path)!r} holds something else ({foreign[0]!r}); name an empty or a new one")

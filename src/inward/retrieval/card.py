@@ -15,10 +15,8 @@ holds, whenever the process died: `index.next.json` carries the number that it f
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
@@ -30,6 +28,7 @@ import msgspec
 from inward.errors import IndexUnusable
 from inward.retrieval.analysis import AnalyserSpec
 from inward.retrieval.split import SplitSpec
+from inward.whole import clear_left_overs, write_whole
 
 KIND = "lexical"
 FORMAT = 1
@@ -169,18 +168,7 @@ def state(path: Path, card: IndexCard) -> tuple[int, ...] | None:
 
 def write_card(card: IndexCard, file: Path) -> None:
     """Write the card so that a reader sees the old file or the new one, also after a power cut."""
-    beside = file.with_name(file.name + ".tmp")
-    with beside.open("wb") as out:
-        out.write(msgspec.json.format(msgspec.json.encode(card), indent=2) + b"\n")
-        out.flush()
-        os.fsync(out.fileno())
-    os.replace(beside, file)
-    if sys.platform != "win32":  # the new name itself must survive a power cut
-        folder = os.open(file.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+    write_whole(file, msgspec.json.format(msgspec.json.encode(card), indent=2) + b"\n")
 
 
 @contextmanager
@@ -209,6 +197,7 @@ def settle(path: Path) -> IndexCard:
     if card.opstamp != _decode(path / CARD, path).opstamp:
         write_card(card, path / CARD)
     (path / NEXT_CARD).unlink(missing_ok=True)
+    clear_left_overs(path, CARD, NEXT_CARD)
     sweep(path, keep=card.data)
     return card
 

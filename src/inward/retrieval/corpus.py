@@ -16,21 +16,19 @@ another encoding and raises.
 
 from __future__ import annotations
 
-import csv
 import gzip
 import io
 import json
 import re
 import sys
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import msgspec
 
 from inward.errors import BadInput, UsageError
+from inward.textfile import DAMAGED_GZIP, GZIP, damaged_gzip, not_utf8, tsv_fields
 
 Format: TypeAlias = Literal["jsonl", "tsv", "text"]
 Source: TypeAlias = "str | Path | Iterable[Mapping[str, Any]]"
@@ -129,7 +127,7 @@ class Corpus:
         name = str(file) if file else self.name
         before = self.bytes_read
         buffered = stored if isinstance(stored, io.BufferedReader) else io.BufferedReader(cast(io.RawIOBase, stored))
-        packed = buffered.peek(2)[:2] == b"\x1f\x8b"
+        packed = buffered.peek(2).startswith(GZIP)
         lines = io.BufferedReader(cast(io.RawIOBase, gzip.GzipFile(fileobj=buffered))) if packed else buffered
         try:
             head = lines.peek(4)
@@ -151,11 +149,11 @@ class Corpus:
                     try:
                         row = read_line(line, number)
                     except UnicodeDecodeError as error:
-                        raise _not_utf8(name, number, error) from error
+                        raise not_utf8(name, number, error) from error
                     if row is not None:
                         yield row
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise BadInput(f"{name} is a damaged or cut-off gzip file ({error}); fetch or pack it again") from error
+        except DAMAGED_GZIP as error:
+            raise damaged_gzip(name, error) from error
         if file and self.bytes is not None:
             self.bytes_read = before + file.stat().st_size
 
@@ -163,7 +161,7 @@ class Corpus:
         try:
             text = raw.decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            raise _not_utf8(name, raw.count(b"\n", 0, error.start) + 1, error) from error
+            raise not_utf8(name, raw.count(b"\n", 0, error.start) + 1, error) from error
         text = text.replace("\r\n", "\n").replace("\r", "\n")
         if file is None:
             return Document(0, "stdin", "", text, {})
@@ -244,24 +242,13 @@ class _TsvReader:
 
     def __call__(self, line: bytes, number: int) -> Document | BadLine | None:
         text = line.decode()
-        fields = text.split("\t")
-        if '"' in text:
-            with suppress(csv.Error):  # a quotation mark that is just one
-                fields = next(csv.reader([text], delimiter="\t", strict=True))
+        fields = tsv_fields(text)
         if number == 1 and {"id", "text"} <= {field.strip().lower() for field in fields}:
             self._columns = [field.strip().lower() for field in fields]
             return None
         if not 2 <= len(fields) <= len(self._columns):
             return BadLine(number, f"{len(self._columns)} columns expected ({', '.join(self._columns)}), got {len(fields)}")
         return from_mapping(dict(zip(self._columns, fields, strict=False)), number)
-
-
-def _not_utf8(name: str, line: int, error: UnicodeDecodeError) -> BadInput:
-    byte, start = error.object[error.start], error.object.rfind(b"\n", 0, error.start) + 1
-    return BadInput(
-        f"{name}, line {line}: byte 0x{byte:02x} at column {error.start - start + 1} is not UTF-8; "
-        "convert the file (iconv -f latin1 -t utf-8) or drop such bytes (iconv -c -t utf-8)"
-    )
 
 
 def _bare(file: Path) -> Path:

@@ -132,6 +132,17 @@ def load_strategy(name: str | Function, *, lm: LM, retriever: Retriever | None =
     return plan(name, options).bind(lm=lm, retriever=retriever)
 
 
+def declared(name: str) -> Mapping[str, Option]:
+    """Return the options of a strategy, named as `load_strategy` takes it, by their names.
+
+    Raises:
+        UnknownName, UsageError: see `find`.
+    """
+    short = _WITH_SIGNAL.fullmatch(name)
+    bare = short["name"] if short else name
+    return options_of(find(bare), bare)
+
+
 def find(name: str) -> Function:
     """Return the function of a strategy by table, installed package or file.
 
