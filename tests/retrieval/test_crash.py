@@ -19,7 +19,6 @@ import pytest
 from inward.errors import IndexUnusable, StorageFull
 from inward.retrieval import BM25Retriever, add, build_index, delete, merge, verify
 from inward.retrieval import build as build_module
-from inward.retrieval import card as card_module
 from inward.retrieval import edit as edit_module
 
 Build = Callable[..., BM25Retriever]
