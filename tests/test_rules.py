@@ -22,16 +22,16 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = (
     ("cache", "errors", "types", "whole"),
-    ("explain", "flags", "sentences", "textfile", "trace"),
+    ("explain", "flags", "loading_code", "sentences", "textfile", "trace"),
     ("protocols",),
     ("batching", "prompts"),
     ("lm", "retrieval"),
     ("calibration", "probers", "signals"),
     ("strategies",),
-    ("evals",),
+    ("evals", "training"),
     ("door",),
     ("doctor", "server"),
-    ("cli", "commands_data", "commands_eval", "commands_index", "commands_metrics", "__main__"),
+    ("cli", "commands_data", "commands_eval", "commands_index", "commands_metrics", "commands_prober", "__main__"),
 )
 """What stands further down imports what stands further up or beside it, never the reverse."""
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

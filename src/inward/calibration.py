@@ -40,6 +40,8 @@ class Threshold(msgspec.Struct, frozen=True, kw_only=True):
     skip_error_among_skipped: float | None = None
     guarantee: str = ""
     """In words."""
+    scale: str = ""
+    """What the gate's values are, where one signal has several: "logits" or "probabilities" of a prober."""
     warnings: tuple[str, ...] = ()
 
 
@@ -101,21 +103,30 @@ def choose_threshold(wanted: str, values: Sequence[float], *, wrong: Sequence[bo
         UsageError: there is no such name, or a level is not between 0 and 1.
         BadInput: the questions are too few for the guarantee asked for; the message says how many would do.
     """
+    name, level, confidence = read_name(wanted)
+    if name == "balanced":
+        return balanced(values, wrong=wrong, lost=lost)
+    if name == "retrieval-rate":
+        return retrieval_rate(values, level, lost=lost)
+    if name == "max-skip-error":
+        return max_skip_error(values, lost, level)
+    return max_skip_error_among_skipped(values, lost, level, confidence=confidence)
+
+
+def read_name(wanted: str) -> tuple[str, float, float]:
+    """Read the name of a threshold into name, level and confidence.
+
+    Raises:
+        UsageError: there is no such name, or a level is not between 0 and 1.
+    """
     match = _NAMED.fullmatch(wanted.strip())
     name = match["name"] if match else wanted
     if not match or name not in NAMES:
         raise UsageError(f"a threshold is a number or one of {', '.join(NAMES.values())}; got {wanted!r}")
     if match["confidence"] and name != "max-skip-error-among-skipped":
         raise UsageError(f"{name} takes no confidence, got {wanted!r}")
-    if name == "balanced":
-        return balanced(values, wrong=wrong, lost=lost)
-    level = _share(match["level"], wanted)
-    if name == "retrieval-rate":
-        return retrieval_rate(values, level, lost=lost)
-    if name == "max-skip-error":
-        return max_skip_error(values, lost, level)
-    confidence = _share(match["confidence"], wanted) if match["confidence"] else _CONFIDENCE
-    return max_skip_error_among_skipped(values, lost, level, confidence=confidence)
+    level = 0.0 if name == "balanced" else _share(match["level"], wanted)
+    return name, level, _share(match["confidence"], wanted) if match["confidence"] else _CONFIDENCE
 
 
 NAMES = {

@@ -30,6 +30,7 @@ class LazyGroup(click.Group):
         "eval": "inward.commands_eval:evaluation",
         "index": "inward.commands_index:index",
         "metrics": "inward.commands_metrics:metrics",
+        "prober": "inward.commands_prober:prober",
     }
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -10,8 +10,9 @@ from inward.errors import BadInput
 from inward.evals.run import answer, evaluate, run
 from inward.lm.source import check_there
 from inward.protocols import LM, Retriever
-from inward.strategies import BoundStrategy, Function, checked, plan
+from inward.strategies import BoundStrategy, checked, plan
 from inward.strategies.demo_thresholds import with_demo_threshold
+from inward.strategies.hooks import Function
 from inward.trace import Outcome
 
 T = TypeVar("T")

@@ -218,7 +218,9 @@ class Answer:
     passages: tuple[Passage, ...] = ()
     """Passages the final answer was conditioned on, best first."""
     flags: tuple[str, ...] = ()
-    """What was odd about it: `no_marker`, `unclosed_reasoning`, `truncated`."""
+    """What was odd about it: `no_marker`, `unclosed_reasoning`, `truncated`, `abstained`."""
+    confidence: float | None = None
+    """Calibrated probability that it is right; None where the strategy has no calibration."""
 
     @classmethod
     def none(cls) -> Self:

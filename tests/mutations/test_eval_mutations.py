@@ -79,16 +79,16 @@ CHECKS: dict[str, Callable[..., object]] = {
 
 F, G, Q, M = "evals.folder:", "evals.gathering:Gathering.", "evals.questions:", "evals.metrics:"
 FAULTS = [
-    Fault("a half line is kept", f"{F}_cut_torn_line", "if keep < end:", "if False:", "torn_line"),
-    Fault("the last whole line goes too", f"{F}_cut_torn_line", "keep = start + found + 1", "keep = start", "torn_line"),
+    Fault("a half line is kept", f"{F}cut_torn_line", "if keep < end:", "if False:", "torn_line"),
+    Fault("the last whole line goes too", f"{F}cut_torn_line", "keep = start + found + 1", "keep = start", "torn_line"),
     Fault("final files are in the order of finishing", f"{F}RunFolder.finish", "source.seek(places[id])", "pass", "torn_line"),
     Fault("everything is asked again", f"{F}RunFolder.done", "done.add(line.value.id)", "done.add(line.raw)", "torn_line"),
-    Fault("lines begin where the one before began", f"{F}_numbered", "start += len(raw)", "start += len(raw) - 1", "blank_line"),
+    Fault("lines begin where the one before began", f"{F}numbered", "start += len(raw)", "start += len(raw) - 1", "blank_line"),
     Fault("a finished run is run again", "evals.suite:_run_all", "todo or not _is_finished(made)", "True", "finished_is_left"),
     Fault("another run is let in", f"{F}check_same", "if differs:", "if False:", "another_run"),
     Fault("another model is let in", f"{F}RunFolder.begin", "check_same(old, run.identity, self.path)", "pass", "another_model"),
     Fault("values are compared as they are in memory", f"{F}check_same", "now = plain(identity)", "now = identity", "infinite_threshold"),
-    Fault("an id may come twice", f"{F}_numbered", "if value.id in seen:", "if False:", "damaged_line"),
+    Fault("an id may come twice", f"{F}numbered", "if value.id in seen:", "if False:", "damaged_line"),
     Fault("failed questions are kept", "evals.suite:_run_all", "set(folder.failed) if retry_failed else set()", "set()", "failures"),
     Fault("failed questions are dropped before the model is there", "evals.suite:_run_all", "            done = folder.done()",
           "            done = folder.done()\n            retry_failed and folder.failed and folder.drop_failed()", "kept_failures"),

@@ -95,15 +95,15 @@ def test_the_value_is_the_sum_of_the_layers_verdicts():
 
 def test_D2_alone_is_batched_is_permuted():
     one, rows = prober(), states(9)
-    whole = one.contributions(rows)
+    whole = one.margins(rows)
     order = np.random.default_rng(0).permutation(9)
-    assert np.abs(np.concatenate([one.contributions(row[None]) for row in rows]) - whole).max() < 1e-5
-    assert np.abs(one.contributions(rows[order]) - whole[order]).max() < 1e-5
+    assert np.abs(np.concatenate([one.margins(row[None]) for row in rows]) - whole).max() < 1e-5
+    assert np.abs(one.margins(rows[order]) - whole[order]).max() < 1e-5
 
 
 def test_states_of_another_shape_are_refused():
     with pytest.raises(UsageError, match=r"reads states \[3, 10\], got \[2, 10\]"):
-        prober().contributions(states(1)[:, :2])
+        prober().margins(states(1)[:, :2])
 
 
 def test_a_draft_without_tokens_has_no_value():
@@ -117,9 +117,9 @@ def test_W5_saved_and_opened_it_says_the_same(tmp_path: Path):
     one = prober()
     one.save_pretrained(tmp_path / "p")
     again = Prober.from_pretrained(tmp_path / "p")
-    assert sorted(file.name for file in (tmp_path / "p").iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(file.name for file in (tmp_path / "p").iterdir()) == ["calibration.jsonl", "config.json", "model.safetensors"]
     assert again.card == one.card
-    assert np.abs(again.contributions(states(5)) - one.contributions(states(5))).max() < 1e-7
+    assert np.abs(again.margins(states(5)) - one.margins(states(5))).max() < 1e-7
 
 
 def test_W5_what_is_damaged_or_foreign_is_refused(tmp_path: Path):
@@ -196,5 +196,5 @@ def test_it_reads_the_states_of_a_real_generation():
     assert one.capture == Capture(layers=(0, 1), site="resid_post", pool="mean")
     generation = asyncio.run(lm.generate("a question", one.wants(Sampling(max_tokens=5)), capture=one.capture))
     reading = asyncio.run(one(generation))
-    assert reading.value == pytest.approx(float(one.contributions(generation.states[None]).sum()))
+    assert reading.value == pytest.approx(float(one.margins(generation.states[None]).sum()))
     assert list(reading.parts) == ["layer 0", "layer 1"]

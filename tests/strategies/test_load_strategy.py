@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from knowing import KNOWS, knowing_prober
 
 from inward.errors import BadInput, UnknownName, Unsupported, UsageError
 from inward.protocols import LM, Retriever, Signal
@@ -30,9 +31,10 @@ async def parrot(question: str, *, lm: LM, times: int = 2, style: Literal["plain
 
 
 def test_every_name_of_the_table_loads():
+    lm = FunctionLM(str.upper, scores={"logprobs": lambda _: -1.0, "entropies": lambda _: 1.0}, states=lambda *_: KNOWS)
+    more = {"gated": {"threshold": 0.5}, "probing-rag": {"prober": knowing_prober(), "threshold": 0.5}}
     for name in STRATEGIES:
-        options = {"threshold": 0.5} if name == "gated" else {}
-        bound = load_strategy(name, lm=LM_, retriever=INDEX, **options)
+        bound = load_strategy(name, lm=lm, retriever=INDEX, **more.get(name, {}))
         assert bound.name.startswith(name)
 
 

@@ -54,6 +54,9 @@ class _Done(msgspec.Struct, frozen=True):
 class RunFolder:
     """A run's folder, locked while it is open. Use as a context manager."""
 
+    lines = OUTCOMES
+    """Name of the file that gets a line a question."""
+
     def __init__(self, path: str | Path) -> None:
         """Name the folder; nothing is made yet."""
         self.path = Path(path)
@@ -76,7 +79,7 @@ class RunFolder:
             self._lock.acquire(timeout=0)
         except Timeout as error:
             raise UsageError(f"another process is running in {str(self.path)!r}; wait for it, or choose another folder") from error
-        clear_left_overs(self.path, RUN, OUTCOMES, TREC)
+        clear_left_overs(self.path, RUN, self.lines, TREC)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -103,13 +106,13 @@ class RunFolder:
         Raises:
             InwardError: a line in the middle is damaged, or an id is there twice.
         """
-        path = self.path / OUTCOMES
+        path = self.path / self.lines
         self.failed = []
         if not path.exists():
             return set()
-        _cut_torn_line(path)
+        cut_torn_line(path)
         done = set()
-        for line in _numbered(path, _Done):
+        for line in numbered(path, _Done):
             done.add(line.value.id)
             if line.value.error is not None:
                 self.failed.append(line.value.id)
@@ -117,15 +120,19 @@ class RunFolder:
 
     def drop_failed(self) -> None:
         """Take the records of failed questions out, so that they are asked again."""
-        path, again = self.path / OUTCOMES, set(self.failed)
-        with whole_file(path) as file:
-            file.writelines(line.raw for line in _numbered(path, _Done) if line.value.id not in again)
+        self.drop(set(self.failed))
         self.failed = []
 
-    def append(self, record: Record) -> None:
+    def drop(self, ids: set[str]) -> None:
+        """Take the records of questions out."""
+        path = self.path / self.lines
+        with whole_file(path) as file:
+            file.writelines(line.raw for line in numbered(path, _Done) if line.value.id not in ids)
+
+    def append(self, record: msgspec.Struct) -> None:
         """Put a record on the disk."""
         if self._file is None:
-            self._file = (self.path / OUTCOMES).open("ab")
+            self._file = (self.path / self.lines).open("ab")
         self._file.write(msgspec.json.encode(record) + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -136,21 +143,31 @@ class RunFolder:
         Raises:
             InwardError: a question is missing.
         """
+        decoder = msgspec.json.Decoder(Record)
+        with whole_file(self.path / TREC) as trec:
+            for line in self.put_in_order(ids):
+                trec.write("".join(trec_lines(decoder.decode(line), tag)).encode())
+        write_whole(self.path / RUN, msgspec.json.format(msgspec.json.encode(plain(run)), indent=1))
+
+    def put_in_order(self, ids: Sequence[str]) -> Iterator[bytes]:
+        """Bring the lines into the order of the questions, and yield them.
+
+        Raises:
+            InwardError: a question is missing.
+        """
         if self._file is not None:
             self._file.close()
             self._file = None
-        path = self.path / OUTCOMES
-        places = {line.value.id: line.start for line in _numbered(path, _Done)}
+        path = self.path / self.lines
+        places = {line.value.id: line.start for line in numbered(path, _Done)} if path.exists() else {}
         if missing := [id for id in ids if id not in places]:
             raise InwardError(f"{str(path)!r} lacks {len(missing)} questions, such as {missing[0]!r}; run again")
-        with path.open("rb") as source, whole_file(path) as target, whole_file(self.path / TREC) as trec:
-            decoder = msgspec.json.Decoder(Record)
+        with path.open("rb") as source, whole_file(path) as target:
             for id in ids:
                 source.seek(places[id])
                 line = source.readline()
                 target.write(line)
-                trec.write("".join(trec_lines(decoder.decode(line), tag)).encode())
-        write_whole(self.path / RUN, msgspec.json.format(msgspec.json.encode(plain(run)), indent=1))
+                yield line
 
 
 def read_run(path: str | Path) -> RunFile | None:
@@ -181,7 +198,7 @@ def read_records(path: str | Path) -> Iterator[Record]:
     file = Path(path) / OUTCOMES
     if not file.exists():
         raise UsageError(f"{str(path)!r} holds no {OUTCOMES}: it is no run, or none of its questions is done")
-    for line in _numbered(file, Record):
+    for line in numbered(file, Record):
         yield line.value
 
 
@@ -238,14 +255,17 @@ def _short(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-class _Line(NamedTuple, Generic[T]):
+class Line(NamedTuple, Generic[T]):
+    """A line of a file of records."""
+
     start: int
     """Of the line, in bytes."""
     raw: bytes
+    """With its line break."""
     value: T
 
 
-def _numbered(path: Path, kind: type[T]) -> Iterator[_Line[T]]:
+def numbered(path: Path, kind: type[T]) -> Iterator[Line[T]]:
     """Yield the whole lines of a file of outcomes; blank ones do not count.
 
     Raises:
@@ -266,11 +286,11 @@ def _numbered(path: Path, kind: type[T]) -> Iterator[_Line[T]]:
                 if value.id in seen:
                     raise InwardError(f"{str(path)!r}, line {number}: question {value.id!r} is there already, in line {seen[value.id]}")
                 seen[value.id] = number
-                yield _Line(start, raw, value)
+                yield Line(start, raw, value)
             start += len(raw)
 
 
-def _cut_torn_line(path: Path) -> None:
+def cut_torn_line(path: Path) -> None:
     """Cut off what follows the last line break."""
     with path.open("r+b") as file:
         end = file.seek(0, os.SEEK_END)

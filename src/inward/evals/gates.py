@@ -50,7 +50,7 @@ def auroc(values: Sequence[float | None], wrong: Sequence[float], *, draws: int 
         return refused
     ranked = _rank(values, wrong)
     whole = float(_auroc(ranked, np.ones((1, len(wrong))))[0])
-    drawn = np.concatenate([_auroc(ranked, w[:, ranked.order]) for w in weights(len(wrong), draws, seed)])
+    drawn = np.concatenate([np.empty(0), *(_auroc(ranked, w[:, ranked.order]) for w in weights(len(wrong), draws, seed))])
     return from_draws(whole, drawn, len(wrong))
 
 

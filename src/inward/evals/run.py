@@ -96,7 +96,7 @@ async def each(
     async def work() -> None:
         for number, question in numbered:  # shared: every worker takes the next one
             started = time.perf_counter()
-            outcome = await _attempt(strategy, question, seed)
+            outcome = await attempt(strategy, question, seed)
             done(Finished(place=number, outcome=outcome, seconds=time.perf_counter() - started))
 
     with _plain_errors():
@@ -105,7 +105,8 @@ async def each(
                 group.create_task(work())
 
 
-async def _attempt(strategy: Strategy, question: str, seed: int) -> Outcome:
+async def attempt(strategy: Strategy, question: str, seed: int) -> Outcome:
+    """Answer one question; whatever fails becomes an outcome with `error`. Cancellation ends the run."""
     with record(str(question), seed=seed) as trace:
         try:
             return _outcome(trace, await strategy(checked(question)))
@@ -125,7 +126,9 @@ def _being_cancelled() -> bool:
 
 
 def _outcome(trace: Trace, reply: Answer, error: str | None = None) -> Outcome:
-    return Outcome(question=trace.question or "", answer=reply, events=trace.events, usage=trace.usage, error=error)
+    return Outcome(
+        question=trace.question or "", answer=reply, events=trace.events, usage=trace.usage, confidence=reply.confidence, error=error
+    )
 
 
 @contextmanager

@@ -32,6 +32,22 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     ece: dict[str, float]
 
 
+class CalibrationRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A question that thresholds are chosen on; a line of `calibration.jsonl`."""
+
+    data: str
+    margins: tuple[float, ...]
+    """`[L]` calibrated logits of the draft without passages, not know - know."""
+    right_without: bool
+    right_with: bool | None = None
+    """None where there were no passages: skipping such a question loses nothing that is known of."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether an answer without passages is wrong that passages would have put right."""
+        return not self.right_without and bool(self.right_with)
+
+
 class ProberCard(msgspec.Struct, frozen=True, kw_only=True):
     """The card of a prober, `config.json` in its folder."""
 
@@ -76,6 +92,9 @@ class ProberCard(msgspec.Struct, frozen=True, kw_only=True):
     training: dict[str, Any] = {}
     measured: tuple[Measured, ...] = ()
     thresholds: tuple[Threshold, ...] = ()
+    """On the sum of logits. The first is what is used unless another is asked for."""
+    confidence: dict[str, tuple[float, float]] = {}
+    """Mode -> (a, b): an answer is right with probability 1 / (1 + exp(-(a + b x))), x being the sum of logits, not know - know."""
     notes: tuple[str, ...] = ()
 
     @property

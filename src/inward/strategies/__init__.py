@@ -7,27 +7,29 @@ schema. `load_strategy` binds it: names, types and what the model must offer are
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from importlib.metadata import entry_points
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any
 
 from inward.errors import BadInput, UnknownName, Unsupported, UsageError
+from inward.loading_code import function_of
 from inward.protocols import LM, Feature, Retriever
-from inward.strategies.options import Option, Resolved, options_of, resolve
+from inward.strategies.hooks import Function, needs
+from inward.strategies.options import Option, Resolved, is_signal, options_of, plain, resolve, signal_needs
 from inward.types import Answer
 
-Function: TypeAlias = Callable[..., Awaitable[Answer]]
-F = TypeVar("F", bound=Function)
+log = logging.getLogger(__name__)
 
 STRATEGIES: dict[str, str] = {
     "gated": "inward.strategies.gated:gated",
     "no-retrieval": "inward.strategies.baselines:no_retrieval",
+    "probing-rag": "inward.strategies.probing_rag:probing_rag",
     "single-step": "inward.strategies.baselines:single_step",
 }
 """Name -> module and function. One new strategy is one file and one row."""
@@ -59,19 +61,6 @@ class BoundStrategy:
         return await self.call(checked(question))
 
 
-def needs(*features: Feature) -> Callable[[F], F]:
-    """Declare what a strategy needs of a model beyond text, such as `@needs("attention")`.
-
-    What its signal reads (log-probabilities, states, samples) is added by itself.
-    """
-
-    def declare(function: F) -> F:
-        function.__dict__["needs"] = frozenset(features)
-        return function
-
-    return declare
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A strategy whose name and options are checked, before any model is loaded."""
@@ -94,6 +83,8 @@ class Plan:
             Unsupported: the model cannot give what the strategy or its signal reads.
         """
         _check_lm(self.name, self.needs, lm)
+        for warning in getattr(self.function, "fits", _nothing)(self.options.values, lm):
+            log.warning("%s: %s", self.name, warning)
         parts: dict[str, Any] = {"lm": lm}
         if self.searches:
             parts["retriever"] = _check_retriever(self.name, retriever)
@@ -107,11 +98,29 @@ def plan(name: str | Function, options: Mapping[str, Any]) -> Plan:
     if short:
         label, options = short["name"], {"signal": short["signal"], **options}
     function = function or find(label)
-    resolved = resolve(options_of(function, label), options, label)
+    resolved = _settled(function, resolve(options_of(function, label), options, label))
     if resolved.signal is not None:
         label = f"{label}({resolved.signal})"
     own: frozenset[Feature] = getattr(function, "needs", frozenset())
     return Plan(label, function, resolved, own | resolved.needs)
+
+
+def _settled(function: Function, resolved: Resolved) -> Resolved:
+    """Let a strategy put options together that belong together."""
+    if not hasattr(function, "settle"):
+        return resolved
+    values = function.settle(resolved.values)
+    signals = [value for value in values.values() if is_signal(value)]
+    return replace(
+        resolved,
+        values=values,
+        plain={name: plain(value) for name, value in values.items()},
+        needs=resolved.needs.union(*map(signal_needs, signals)),
+    )
+
+
+def _nothing(values: Mapping[str, Any], lm: LM) -> list[str]:
+    return []
 
 
 def load_strategy(name: str | Function, *, lm: LM, retriever: Retriever | None = None, **options: Any) -> BoundStrategy:
@@ -157,7 +166,7 @@ def find(name: str) -> Function:
     if name.endswith(".py"):
         raise UsageError(f"a strategy in a file is named with its function: {name}:my_strategy, got {name!r}")
     if in_file:
-        return _function(_from_file(Path(in_file["path"]), in_file["function"]), name)
+        return _function(function_of(Path(in_file["path"]), in_file["function"], "strategy"), name)
     installed = {point.name: point for point in entry_points(group=GROUP)}
     if name not in installed:
         raise UnknownName("strategy", name, [*STRATEGIES, *installed, "file.py:function"])
@@ -186,22 +195,6 @@ def _function(found: object, name: str) -> Function:
     if not inspect.iscoroutinefunction(found):
         raise UsageError(f"strategy {name!r} must be an `async def` whose first argument is the question, got {found!r}")
     return found
-
-
-def _from_file(path: Path, name: str) -> object:
-    if not path.is_file():
-        raise UsageError(f"there is no file {str(path)!r} to take the strategy {name!r} from")
-    spec = spec_from_file_location(f"inward_strategy_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"{str(path)!r} is no Python file")
-    module = module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except (ImportError, SyntaxError, NameError) as error:
-        raise UsageError(f"{str(path)!r} cannot be imported: {type(error).__name__}: {error}") from error
-    if not hasattr(module, name):
-        raise UnknownName(f"function in {path.name}", name, [n for n, v in vars(module).items() if inspect.iscoroutinefunction(v)])
-    return getattr(module, name)
 
 
 def _check_lm(label: str, required: frozenset[Feature], lm: object) -> None:

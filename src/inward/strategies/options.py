@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeGuard, Union, get_args, get_origin, get_t
 import msgspec
 
 from inward.errors import UnknownName, UsageError
+from inward.probers.prober import Prober
 from inward.prompts import PromptTemplate
 from inward.protocols import Feature, Signal
 from inward.signals import load_signal
@@ -29,7 +30,7 @@ _MORE: Mapping[str, str] = {
 }
 
 
-_WRITTEN: Mapping[Any, str] = {Signal: "name of a signal", PromptTemplate: "prompt file"}
+_WRITTEN: Mapping[Any, str] = {Signal: "name of a signal", PromptTemplate: "prompt file", Prober: "folder or id of a prober"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +109,13 @@ def resolve(declared: Mapping[str, Option], given: Mapping[str, Any], label: str
             f"`{label}` needs {option.name} ({option.type_name}, no default): pass {option.name}=... "
             f"(on the command line: {option.flag}){_MORE.get(option.name, '')}"
         )
-    signals = [value for value in values.values() if _is_signal(value)]
+    signals = [value for value in values.values() if is_signal(value)]
     named = values.get("signal")
     return Resolved(
         values=values,
         plain={name: plain(value) for name, value in values.items()},
         needs=frozenset[Feature]().union(*map(signal_needs, signals)),
-        signal=named.name if _is_signal(named) else None,
+        signal=named.name if is_signal(named) else None,
     )
 
 
@@ -135,6 +136,8 @@ def _convert(value: Any, option: Option, label: str) -> Any:
     kinds = _members(option.type)
     if Signal in kinds and isinstance(value, str):
         return load_signal(value)
+    if Prober in kinds and isinstance(value, str | Path):
+        return Prober.from_pretrained(value)
     if PromptTemplate in kinds and (value is None or isinstance(value, str | Path)):
         return PromptTemplate.load(value)
     if value is option.default or Signal in kinds:
@@ -158,14 +161,15 @@ def _members(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
-def _is_signal(value: object) -> TypeGuard[Signal]:
+def is_signal(value: object) -> TypeGuard[Signal]:
+    """Whether a value is a signal."""
     return hasattr(value, "wants") and hasattr(value, "capture") and callable(value)
 
 
 def plain(value: Any) -> Any:
     """Return a value as JSON: signals by name, prompts by fingerprint, what JSON does not know as its repr."""
-    if _is_signal(value):
-        return value.name
+    if is_signal(value):
+        return getattr(value, "identity", value.name)
     if isinstance(value, PromptTemplate):
         return value.fingerprint
     try:
