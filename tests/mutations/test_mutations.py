@@ -184,12 +184,21 @@ def greedy_is_generate() -> Check:
 
 @check
 def a_long_prompt_in_parts_is_exact() -> Check:
+    return in_parts("inward.lm.decode.PREFILL_TOKENS", 64)
+
+
+@check
+def a_long_prompt_in_blocks_is_exact() -> Check:
+    return in_parts("inward.lm.attention.BLOCK", 48)
+
+
+def in_parts(limit: str, value: int) -> Check:
     lm, oracle = tiny_lm("gemma3"), Oracle.tiny("gemma3")
     prompt, capture = "".join(f"{i} sheep, " for i in range(80))[:700], Capture(layers=(0, 1, 2, 3), pool="none")
 
     def look() -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("inward.lm.decode.PREFILL_TOKENS", 64)
+            patch.setattr(limit, value)
             (found,) = run(together(lm, [Case(prompt=prompt, sampling=Sampling(max_tokens=8), capture=capture)]))
         ids, tokens = lm.backend.encoder.encode(prompt), list(found.completions[0].token_ids)
         assert tokens == oracle.greedy(ids, 8, (EOS,))
@@ -631,13 +640,38 @@ FAULTS = [
         "greedy_is_generate",
     ),
     Fault(
-        "the window of a long prompt begins one late", f"{A}Prefill.mask", "argmax())", "argmax()) + 1", "a_long_prompt_in_parts_is_exact"
+        "the window of a long prompt begins one late",
+        f"{A}Prefill.mask",
+        "int(seen.argmax()), total",
+        "int(seen.argmax()) + 1, total",
+        "a_long_prompt_in_parts_is_exact",
+    ),
+    Fault(
+        "a block's answers go to the first rows",
+        f"{A}Prefill.attend",
+        "out[block.queries] = found",
+        "out[: len(block.mask)] = found",
+        "a_long_prompt_in_blocks_is_exact",
+    ),
+    Fault(
+        "a block takes its neighbour's mask",
+        f"{A}Prefill.mask",
+        "part = mask[start : start + BLOCK]",
+        "part = mask[max(0, start - BLOCK) : start - BLOCK + len(mask[start : start + BLOCK])] if start else mask[:BLOCK]",
+        "a_long_prompt_in_blocks_is_exact",
+    ),
+    Fault(
+        "a block's last key is left out",
+        f"{A}Prefill.mask",
+        "total - int(seen.flip(0).argmax())",
+        "total - int(seen.flip(0).argmax()) - 1",
+        "a_long_prompt_in_parts_is_exact",
     ),
     Fault(
         "what left the window is cut one short",
         f"{A}Prefill.attend",
-        "keys[:, unseen:], values[:, unseen:]",
-        "(t[:, max(0, unseen - 1) : t.shape[1] - (unseen > 0)] for t in (keys, values))",
+        "keys[:, block.first : block.last], values[:, block.first : block.last]",
+        "(t[:, max(0, block.first - 1) : block.last - (block.first > 0)] for t in (keys, values))",
         "a_long_prompt_in_parts_is_exact",
     ),
     Fault(

@@ -41,7 +41,21 @@ _IGNORED = frozenset(
 
 
 LONG = 256
-"""Keys before a prompt's new tokens from which on it is worth a look which of them a window leaves."""
+"""Keys from which on it is worth a look which of them a window leaves."""
+BLOCK = 128
+"""Queries of a prompt that look at their keys together: blocks leave out what lies beyond all of theirs."""
+
+
+@dataclass(slots=True)
+class Block:
+    """Queries of a prompt, and the keys that at least one of them looks at."""
+
+    queries: slice
+    first: int
+    last: int
+    """Keys `first` up to `last`."""
+    mask: Tensor
+    """`[queries, last - first]`, true where a query may look."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,32 +74,44 @@ class Prefill:
         """Own tokens once this step is over."""
         return self.segment.filled + int(self.rows.stop - self.rows.start)
 
-    def mask(self, rule: MaskRule, positions: Tensor) -> Tensor:
-        """Return `[n, S]`, true where a query may look, over the last `S` keys: those before them no query may look at."""
+    def mask(self, rule: MaskRule, positions: Tensor) -> list[Block]:
+        """Return the queries in blocks, each with the keys between the first and the last that it may look at."""
         keys = torch.arange(self.segment.start + self.length, device=positions.device)
         mask = rule.allows(positions[self.rows], keys)
-        if len(keys) - len(mask) < LONG:
-            return mask
-        return mask[:, int(mask.any(0).byte().argmax()) :]
+        count, total = mask.shape
+        if total < LONG or mask.device.type != "cpu":  # elsewhere the host would have to wait for the device
+            return [Block(slice(0, count), 0, total, mask)]
+        blocks = []
+        for start in range(0, count, BLOCK):
+            part = mask[start : start + BLOCK]
+            seen = part.any(0).byte()
+            first, last = int(seen.argmax()), total - int(seen.flip(0).argmax())
+            blocks.append(Block(slice(start, start + len(part)), first, last, part[:, first:last]))
+        return blocks
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float | None) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: list[Block], scale: float, softcap: float | None) -> Tensor:
         """Return `[n, H, D_v]` for `q [H, n, D]`, `k` and `v [H_kv, n, D]`."""
         self.segment.write(layer, k, v)
         keys, values = self.segment.read(layer, self.length)
-        unseen = keys.shape[1] - mask.shape[1]  # what has left the window
-        keys, values = keys[:, unseen:], values[:, unseen:]
-        heads, n, _ = q.shape
-        groups = heads // keys.shape[0]
-        folded = q.reshape(keys.shape[0], groups * n, -1)  # queries of one key head together: keys are not repeated
-        mask = mask.repeat(groups, 1)
-        if softcap is None and self.attention_layer != layer:
-            out = F.scaled_dot_product_attention(folded[None], keys[None], values[None], attn_mask=mask, scale=scale)[0]
-        else:
-            weights = _softmax(folded @ keys.transpose(1, 2), mask, scale, softcap)
-            if self.attention_layer == layer:
-                self.attention = F.pad(weights.view(heads, n, -1).float(), (unseen, 0))
-            out = weights @ values
-        return out.view(heads, n, -1).transpose(0, 1)
+        heads, kv_heads = q.shape[0], keys.shape[0]
+        out = q.new_empty(q.shape[1], heads, values.shape[-1])
+        kept = []
+        for block in mask:
+            own_keys, own_values = keys[:, block.first : block.last], values[:, block.first : block.last]
+            queries = q[:, block.queries]
+            folded = queries.reshape(kv_heads, -1, q.shape[-1])  # queries of one key head together: keys are not repeated
+            allowed = block.mask.to(q.device).repeat(heads // kv_heads, 1)
+            if softcap is None and self.attention_layer != layer:
+                found = F.scaled_dot_product_attention(folded[None], own_keys[None], own_values[None], attn_mask=allowed, scale=scale)[0]
+            else:
+                weights = _softmax(folded @ own_keys.transpose(1, 2), allowed, scale, softcap)
+                if self.attention_layer == layer:
+                    kept.append(F.pad(weights.view(heads, queries.shape[1], -1).float(), (block.first, keys.shape[1] - block.last)))
+                found = weights @ own_values
+            out[block.queries] = found.view(heads, queries.shape[1], -1).transpose(0, 1)
+        if kept:
+            self.attention = torch.cat(kept, 1)
+        return out
 
 
 @dataclass(slots=True, eq=False)
@@ -115,6 +141,7 @@ class Decode:
         kv_heads = k.shape[0]
         grouped = q.reshape(kv_heads, -1, rows, q.shape[-1])  # [H_kv, G, R, D]
         folded = grouped.reshape(kv_heads, -1, q.shape[-1])  # [H_kv, G * R, D]
+        mask = mask.to(q.device)
         first = slab.start + self.width - mask.shape[1]  # keys before it have left every row's window
         begin = max(0, first - slab.start)
         own_keys = slab.keys[layer][:rows, :, begin : self.width]
@@ -150,11 +177,11 @@ class Plan:
     parts: list[Prefill | Decode]
     positions: Tensor
     """`[N]` absolute."""
-    masks: dict[tuple[int, int, int | None], Tensor] = field(default_factory=dict)
+    masks: dict[tuple[int, int, int | None], Tensor | list[Block]] = field(default_factory=dict)
     rules: list[MaskRule] = field(default_factory=list)
     """Kept alive for the step: masks are filed under their identity."""
 
-    def mask(self, place: int, rule: MaskRule, window: int | None) -> Tensor:
+    def mask(self, place: int, rule: MaskRule, window: int | None) -> Tensor | list[Block]:
         """Return the mask of a part under a rule, built once a step however many layers share the rule."""
         key = (place, id(rule), window)
         if key not in self.masks:
@@ -252,7 +279,7 @@ def _attend(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = query.new_empty(query.shape[2], query.shape[1], value.shape[-1])  # [N, H, D_v]
     for place, part in enumerate(plan.parts):
-        mask = plan.mask(place, attention_mask, sliding_window).to(query.device)
+        mask: Any = plan.mask(place, attention_mask, sliding_window)
         rows = part.rows
         out[rows] = part.attend(module.layer_idx, query[0, :, rows], key[0, :, rows], value[0, :, rows], mask, scale, softcap)
     return out[None], None
