@@ -139,3 +139,11 @@ def test_no_questions_and_uneven_lists_are_refused():
     with pytest.raises(UsageError, match="got 2 losses and 1 values"):
         max_skip_error([1.0], [True, False], 0.1)
     assert retrieval_rate([inf, inf], 0.5).value == NEVER
+
+
+@pytest.mark.parametrize("n", [10, 20, 33, 50, 100])
+def test_a_rate_that_is_a_whole_number_of_questions_is_met_exactly(n: int):
+    values = [float(i) for i in range(n)]
+    for looked_up in range(n + 1):
+        found = retrieval_rate(values, looked_up / n)
+        assert sum(v > found.value for v in values) == looked_up, (n, looked_up)

@@ -444,3 +444,13 @@ def test_doctor_names_what_a_conversion_left(tmp_path: Path, monkeypatch: pytest
 
 def usage(free: int) -> object:
     return type("Usage", (), {"free": free, "total": 10**12, "used": 10**12 - free})()
+
+
+def test_a_file_of_questions_in_another_encoding_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "latin.txt").write_bytes(b"what?\ncaf\xe9?\n")
+    assert cli.main(["ask", "--questions", str(tmp_path / "latin.txt")]) == 1
+    said = capsys.readouterr().err
+    assert "line 2: byte 0xe9 at column 4 is not UTF-8" in said
+    assert "Traceback" not in said
+    assert cli.main(["index", "delete", "demo", "--ids-file", str(tmp_path / "latin.txt")]) == 1
+    assert "is not UTF-8" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from math import inf, isfinite
+from math import floor, inf, isfinite
 
 import msgspec
 import numpy as np
@@ -176,7 +176,8 @@ def retrieval_rate(values: Sequence[float], rate: float, *, lost: Sequence[bool]
     """Pick the smallest threshold at which at most the share `rate` of the calibration questions is looked up."""
     ranked = _Sorted(values, lost)
     candidates = [ALWAYS, *ranked.cuts.tolist(), NEVER]
-    best = next(t for t in candidates if 1 - ranked.skipped(t) / ranked.n <= rate or t == NEVER)
+    most = floor(rate * ranked.n + 1e-9)  # in questions: a share is not exact in floating point
+    best = next(t for t in candidates if ranked.n - ranked.skipped(t) <= most or t == NEVER)
     said = f"{1 - ranked.skipped(best) / ranked.n:.3f} of {ranked.n} calibration questions are looked up"
     return ranked.named(best, f"retrieval-rate={rate:g}", said)
 

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
@@ -65,7 +65,7 @@ def cli() -> None:
 @click.option(
     "--questions",
     "file",
-    type=click.File("r", encoding="utf-8"),
+    type=click.File("rb"),
     default=None,
     help="A file with one question a line; - is standard input.",
 )
@@ -78,7 +78,7 @@ def ask(
     seed: int,
     as_json: bool,
     more: Sequence[str],
-    file: TextIO | None,
+    file: BinaryIO | None,
     **options: Any,
 ) -> None:
     """Answer each QUESTION and say why passages were looked up, or not.
@@ -117,11 +117,13 @@ def ask(
         raise InwardError(f"{len(failed)} of {len(asked)} questions failed; the first: {failed[0]}")
 
 
-def _questions(named: Sequence[str], file: TextIO | None) -> list[str]:
+def _questions(named: Sequence[str], file: BinaryIO | None) -> list[str]:
     """Gather the questions and refuse an empty one before anything is loaded."""
     from inward.strategies import checked
+    from inward.textfile import decoded
 
-    asked = [*named, *(line.strip() for line in file or () if line.strip())]
+    text = "" if file is None else decoded(file.read(), getattr(file, "name", "standard input"))
+    asked = [*named, *(line.strip() for line in text.split("\n") if line.strip())]
     if not asked:
         raise UsageError("no question: name one or more, or a file of them with --questions")
     return [checked(question) for question in asked]

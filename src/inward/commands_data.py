@@ -66,7 +66,7 @@ def validate(source: str, format: str | None, columns: tuple[str, ...], split: s
 def convert(source: str, target: str, format: str | None, columns: tuple[str, ...], split: str | None, skip_bad: bool) -> None:
     """Write QUESTIONS as our JSONL to the file OUT, gzipped if its name ends in .gz; - is standard output.
 
-    OUT appears whole or not at all.
+    OUT appears whole or not at all, unless it is a pipe or a device.
     """
     found = read_questions(source, format=format, columns=_columns(columns), split=split)
     fatal = [problem for problem in found.problems if problem.fatal]
@@ -81,9 +81,21 @@ def convert(source: str, target: str, format: str | None, columns: tuple[str, ..
     lines = b"".join(map(encode_question, found.questions))
     if not Path(target).parent.is_dir():
         raise UsageError(f"there is no folder {str(Path(target).parent)!r} to write {Path(target).name!r} into")
-    write_whole(Path(target), gzip.compress(lines, mtime=0) if target.endswith(".gz") else lines)
+    packed = gzip.compress(lines, mtime=0) if target.endswith(".gz") else lines
+    if target.startswith("/dev/") or (Path(target).exists() and not Path(target).is_file()):
+        _write_through(target, packed)  # a pipe or a device: nothing may take its place
+    else:
+        write_whole(Path(target), packed)
     left_out = f"; left out: {said}" if (said := _left_out(found)) else ""
     click.echo(f"{counted(len(found.questions), 'question')} in {target}, {found.format}, data hash {found.data_hash}{left_out}")
+
+
+def _write_through(target: str, content: bytes) -> None:
+    try:
+        with open(target, "wb") as file:
+            file.write(content)
+    except OSError as error:
+        raise UsageError(f"{target!r} cannot be written ({error.strerror})") from error
 
 
 def _left_out(found: QuestionSet) -> str:

@@ -124,11 +124,12 @@ def report(runs: Sequence[str], out: str | None, title: str, train: Sequence[str
     from inward.evals.metrics import Setting
     from inward.evals.questions import load_questions, text_hash
     from inward.evals.report import make_report, to_html, to_markdown
+    from inward.textfile import readable
     from inward.whole import write_whole
 
     seen = {text_hash(question.question) for file in train for question in load_questions(file).questions}
     setting = Setting(normaliser=normaliser, ignore_identical_ids=ignore_identical_ids)
-    made = make_report(runs, setting=setting, seen=seen, title=title)
+    made = make_report(runs, setting=setting, seen=seen, title=readable(title))
     target = Path(out or runs[0])
     target.mkdir(parents=True, exist_ok=True)
     write_whole(target / "report.md", to_markdown(made).encode())

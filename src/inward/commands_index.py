@@ -19,6 +19,7 @@ from inward.retrieval import BuildReport, EditReport, add, build_index, delete, 
 from inward.retrieval.build import bytes_needed, free_space, in_words
 from inward.retrieval.card import CARD
 from inward.retrieval.corpus import Corpus, Format
+from inward.textfile import decoded
 from inward.trace import Noted, record
 from inward.types import Passage
 
@@ -119,7 +120,7 @@ def add_documents(source: str, path: str, format: Format | None, strict: bool, m
 @index.command("delete", context_settings=HELP)
 @_path
 @click.argument("ids", nargs=-1, metavar="[ID]...")
-@click.option("--ids-file", type=click.File("r", encoding="utf-8"), default=None, help="A file with one id a line; - is standard input.")
+@click.option("--ids-file", type=click.File("rb"), default=None, help="A file with one id a line; - is standard input.")
 @_merge
 @_quiet
 @_json
@@ -129,7 +130,8 @@ def delete_documents(path: str, ids: Sequence[str], ids_file: Any, merged: bool,
 
     Ids that are not there are named on standard error. With --merge alone, only past deletions are cleared away.
     """
-    listed = [*ids, *(line.strip("\r\n") for line in ids_file or () if line.strip())]
+    text = "" if ids_file is None else decoded(ids_file.read(), getattr(ids_file, "name", "standard input"))
+    listed = [*ids, *(line.strip("\r\n") for line in text.split("\n") if line.strip())]
     if not listed and not merged:
         raise UsageError("nothing to delete: name ids, or a file of them with --ids-file")
     report = delete(listed, path)

@@ -31,6 +31,11 @@ def decoded(raw: bytes, name: str) -> str:
         raise not_utf8(name, raw.count(b"\n", 0, error.start) + 1, error) from error
 
 
+def readable(name: str) -> str:
+    """Return the name of a file with what is not UTF-8 in it replaced, so that it can be written down."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
 def damaged_gzip(name: str, error: Exception) -> BadInput:
     """Say that a file cannot be unpacked."""
     return BadInput(f"{name} is a damaged or cut-off gzip file ({error}); fetch or pack it again")

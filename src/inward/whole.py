@@ -14,7 +14,11 @@ SUFFIX = ".tmp"
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file beside `path` that takes its place once it is written and on the disk: who looks finds the old one or the new one."""
+    """Open a file beside `path` that takes its place once it is written and on the disk: who looks finds the old one or the new one.
+
+    A link is followed.
+    """
+    path = Path(os.path.realpath(path))
     beside = path.with_name(f"{path.name}.{uuid4().hex}{SUFFIX}")
     try:
         with beside.open("xb") as file:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 
+from inward.errors import UsageError
 from inward.evals.gates import aurc, auroc, consistency, ece, pr_auc, prr, skip_error
 
 graded = st.lists(st.tuples(st.integers(0, 4).map(float), st.sampled_from([0.0, 1.0])), min_size=2, max_size=30).filter(
@@ -87,3 +88,9 @@ def test_skip_error_and_consistency_by_hand():
     assert skip_error([None, 0.0], [0.0, 1.0]).value == 0.0, "a failed question was not skipped"
     assert skip_error([0.0], [None]).why == "there are no gold answers"
     assert consistency([0.0], [1.0]).why == "no question is right without retrieval"
+
+
+@pytest.mark.parametrize("bad", [-0.5, 1.0001, float("nan"), float("inf")])
+def test_a_confidence_that_is_no_share_is_refused(bad: float):
+    with pytest.raises(UsageError, match="a confidence lies between 0 and 1"):
+        ece([0.5, bad], [1.0, 1.0])

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from inward.errors import UsageError
+from inward.evals.gates import auroc
 from inward.evals.intervals import DRAWS, correlation, holm, mcnemar, means, paired, sign_flips, weights
 
 
@@ -34,7 +35,7 @@ def test_what_is_not_defined_is_left_out_and_counted():
     found = means([[1.0, None, 0.0, None], [None] * 4, [2.0] * 4])
     assert (found[0].value, found[0].n) == (0.5, 2)
     assert (found[1].value, found[1].n, found[1].why) == (None, 0, "defined for no question")
-    assert (found[2].low, found[2].value, found[2].high) == (2.0, 2.0, 2.0)
+    assert (found[2].low, found[2].value, found[2].high) == (None, 2.0, None)
     assert means([[]])[0].why == "no questions"
 
 
@@ -55,7 +56,8 @@ def test_X8_a_run_against_itself():
     values = [0.0, 1.0, 0.5, None, 1.0]
     for column in (values, [0.0, 1.0, 1.0]):
         found = paired(column, column)
-        assert (found.delta.value, found.delta.low, found.delta.high, found.p) == (0, 0, 0, 1)
+        assert (found.delta.value, found.p) == (0, 1)
+        assert found.delta.low == -found.delta.high, "few questions that agree leave doubt"
 
 
 def test_X8_ten_items_have_a_paired_interval():
@@ -123,8 +125,26 @@ def test_the_number_of_draws_is_stated():
 
 @pytest.mark.parametrize("n", [1, 5, 300])
 def test_where_all_agree_the_interval_is_the_exact_one(n: int):
-    right, wrong = means([[1.0] * n, [0.0] * n], shares=True)
+    right, wrong = means([[1.0] * n, [0.0] * n], bounds=(0.0, 1.0))
     exact = stats.binomtest(n, n).proportion_ci(0.95, method="exact")
     assert (right.low, right.high) == pytest.approx((exact.low, exact.high))
     assert (wrong.low, wrong.high) == pytest.approx((1 - exact.high, 1 - exact.low))
-    assert means([[1.0] * n])[0].low == 1.0, "a cost of one call each is no share"
+    (cost,) = means([[1.0] * n])
+    assert (cost.value, cost.low, cost.high) == (1.0, None, None), "a cost of one call each says nothing of the next"
+
+
+@pytest.mark.parametrize("n", [1, 3, 40])
+def test_differences_that_are_all_alike_still_leave_doubt(n: int):
+    """Zero width would say certainty where the p value beside it says that nothing is known."""
+    found = paired([1.0] * n, [0.0] * n).delta
+    exact = stats.binomtest(n, n).proportion_ci(0.95, method="exact")
+    assert (found.value, found.low, found.high) == (1.0, pytest.approx(2 * exact.low - 1), 1.0)
+    same = paired([1.0] * n, [1.0] * n).delta
+    assert (same.value, same.low, same.high) == (0.0, pytest.approx(exact.low - 1), pytest.approx(1 - exact.low))
+    calls = paired([3.0] * n, [1.0] * n).delta
+    assert (calls.value, calls.low, calls.high) == (2.0, None, None)
+
+
+def test_resamples_without_spread_give_no_interval():
+    found = auroc([0.1, 0.2, 0.9], [0, 0, 1])
+    assert (found.value, found.low, found.high, found.n) == (1.0, None, None, 3)

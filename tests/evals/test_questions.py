@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import random
 import subprocess
 import sys
@@ -509,3 +510,57 @@ def test_converting_nothing_is_a_failure(tmp_path: Path, capsys: pytest.CaptureF
 def test_other_operators_are_other_questions():
     assert text_hash("What is 3*4?") != text_hash("What is 3+4?")
     assert text_hash("What is “3*4” ?") == text_hash("what is 3*4")
+
+
+@pytest.mark.parametrize(
+    ("raw", "answers"),
+    [([1949.0], ("1949",)), ([2.5], ("2.5",)), (1949.0, ("1949",)), ([7, "7"], ("7",)), ([-0.0], ("0",))],
+)
+def test_whole_numbers_are_written_as_such(raw: object, answers: tuple[str, ...]):
+    (found,) = load_questions([{"id": "1", "question": "When?", "answers": raw}]).questions
+    assert found.answers == answers
+
+
+@pytest.mark.parametrize("raw", [[float("nan")], [float("inf")], -float("inf")])
+def test_a_number_that_is_none_is_no_answer(raw: object):
+    with pytest.raises(BadInput, match="is no answer"):
+        load_questions([{"id": "1", "question": "When?", "answers": raw}])
+
+
+def test_a_list_written_as_text_is_pointed_out(tmp_path: Path):
+    file = tmp_path / "q.tsv"
+    file.write_text("id\tquestion\tanswers\n1\tWho?\t['William Shakespeare', 'Shakespeare']\n2\tWho?\t[\"a\", \"b\"]\n")
+    found = read_questions(file)
+    (problem,) = found.problems
+    assert (problem.place, problem.fatal) == ("line 2", False)
+    assert "looks like a list written as text" in problem.what
+    assert found.questions[1].answers == ("a", "b")
+
+
+@pytest.mark.parametrize("header", ["", "query-id\tcorpus-id\tscore\n"])
+def test_judgements_may_come_without_a_header(header: str, tmp_path: Path):
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "queries.jsonl").write_text("".join(json.dumps({"_id": str(n), "text": f"{n}?"}) + "\n" for n in (1, 2, 3)))
+    (tmp_path / "qrels" / "test.tsv").write_text(header + "1\tdocA\t1\n2\tdocB\t1\n3\tdocC\t1\n")
+    assert [(q.id, q.supporting) for q in read_questions(tmp_path).questions] == [("1", ("docA",)), ("2", ("docB",)), ("3", ("docC",))]
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "device"])
+def test_M2_converting_into_what_is_no_file_leaves_it_what_it_is(kind: str, tmp_path: Path):
+    source, target = tmp_path / "q.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"id": "1", "question": "Who?", "answers": ["x"]}\n')
+    if kind == "link":
+        (tmp_path / "real.jsonl").write_text("old")
+        target.symlink_to(tmp_path / "real.jsonl")
+        assert main(["data", "convert", str(source), str(target)]) == 0
+        assert target.is_symlink()
+        assert "Who?" in (tmp_path / "real.jsonl").read_text()
+    elif kind == "pipe":
+        os.mkfifo(target)
+        reader = subprocess.Popen(["cat", str(target)], stdout=subprocess.PIPE, text=True)
+        assert main(["data", "convert", str(source), str(target)]) == 0
+        assert "Who?" in reader.communicate(timeout=20)[0]
+        assert target.is_fifo()
+    else:
+        assert main(["data", "convert", str(source), "/dev/null"]) == 0
+        assert Path("/dev/null").is_char_device()

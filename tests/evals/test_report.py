@@ -51,8 +51,10 @@ def write_questions(path: Path, count: int = COUNT) -> str:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three strategies over twelve questions, of which seven are right unaided, one is misled and two are helped by passages."""
-    root = tmp_path_factory.mktemp("runs")
+    return make_runs(tmp_path_factory.mktemp("runs"))
 
+
+def make_runs(root: Path) -> Path:
     def reply(prompt: str) -> str:
         last = prompt.rpartition("Number ")[2]
         n = int(re.match(r"\d+", last)[0])  # type: ignore[index]
@@ -359,3 +361,33 @@ def test_markdown_lets_no_link_image_or_terminal_sign_through(runs: Path, tmp_pa
     assert "\\!\\[i\\](http" in first
     assert "\\[c\\](java" in first
     assert "&amp; \\`x\\` \\*b\\*" in first
+
+
+def test_of_two_unaided_runs_the_whole_one_judges_the_gates_and_that_is_said(runs: Path, tmp_path: Path):
+    """A copy cut to three questions, whose name comes last, once became the reference of every gate."""
+    import shutil
+
+    shutil.copytree(runs / "qa", tmp_path / "qa")
+    copy = tmp_path / "qa" / "no-retrieval-backup"
+    shutil.copytree(tmp_path / "qa" / "no-retrieval", copy)
+    lines = (copy / "outcomes.jsonl").read_bytes().splitlines(keepends=True)
+    (copy / "outcomes.jsonl").write_bytes(b"".join(lines[:3]))
+    before = (
+        json.loads((runs / "qa/gated(mean-nll)/metrics.json").read_text()) if (runs / "qa/gated(mean-nll)/metrics.json").exists() else None
+    )
+    made = make_report([tmp_path])
+    after = json.loads((tmp_path / "qa/gated(mean-nll)/metrics.json").read_text())
+    assert after["gate"]["AUROC"]["n"] == 12
+    assert before is None or before["gate"] == after["gate"]
+    assert any("no-retrieval-backup is an unaided run too; gates are judged by no-retrieval" in text for text in made.warnings)
+
+
+def test_runs_with_other_gold_answers_are_not_compared(tmp_path: Path):
+    for gold in "xy":
+        rows = [{"id": f"q{n}", "question": f"Number {n}?", "answers": [gold]} for n in range(4)]
+        (tmp_path / f"{gold}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        given = {"strategies": ["no-retrieval"], "data": [{"path": str(tmp_path / f"{gold}.jsonl"), "name": "d"}], "model": "m"}
+        config = load_config(None, {**given, "out": str(tmp_path / gold)})
+        list(run_suite(config, loaded=Loaded(lambda name, **_: FunctionLM(lambda prompt: "Answer: x"), lambda name: FixedRetriever())))
+    with pytest.raises(UsageError, match=r"question 'q0' has other gold answers"):
+        compare_runs(tmp_path / "x/d/no-retrieval", tmp_path / "y/d/no-retrieval")

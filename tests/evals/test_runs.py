@@ -468,3 +468,71 @@ def test_prompts_of_settings_are_relative_to_the_file_too(tmp_path: Path, monkey
     (tmp_path / "c.yaml").write_text("strategies: [no-retrieval]\ndata: [nq.jsonl]\nsettings: [{label: p, options: {prompt: p.toml}}]\n")
     (made,) = plan_suite(load_config(tmp_path / "c.yaml", {}))
     assert made.strategy.options.values["prompt"].max_tokens == 3
+
+
+def test_an_option_that_no_strategy_has_is_refused_in_a_setting_too(tmp_path: Path):
+    with pytest.raises(UnknownName, match=r"'kk'.* k"):
+        run(config(tmp_path, settings=[{"label": "k1", "options": {"kk": 1}}]))
+    with pytest.raises(UnknownName, match="promt"):
+        run(config(tmp_path, settings=[{"label": "k1", "options": {"k": 1, "promt": "p.toml"}}]))
+
+
+def test_outcomes_of_an_unknown_run_are_not_adopted(tmp_path: Path):
+    run(config(tmp_path, strategies=["no-retrieval"]))
+    folder = tmp_path / "runs" / "nq" / "no-retrieval"
+    (folder / "run.json").write_text('{"format": 1,')
+    with pytest.raises(UsageError, match="delete this whole folder"):
+        run(config(tmp_path, strategies=["no-retrieval"], seed=7))
+    (folder / "run.json").unlink()
+    with pytest.raises(UsageError, match=r"there is no run\.json.*delete this whole folder"):
+        run(config(tmp_path, strategies=["no-retrieval"], seed=7))
+
+
+def test_models_are_told_apart_by_name_and_options(tmp_path: Path):
+    made: list[tuple[str, dict[str, Any]]] = []
+
+    def load(name: str, **options: Any) -> FunctionLM:
+        made.append((name, options))
+        return FunctionLM(lambda prompt: f"Answer: {name}")
+
+    loaded = Loaded(load, lambda name: FixedRetriever())
+    for model, dtype in (("A", "x"), ("B", "x"), ("B", "y"), ("B", "y")):
+        whole = config(
+            tmp_path, strategies=["no-retrieval"], out=str(tmp_path / f"{model}{dtype}"), model=model, model_options={"dtype": dtype}
+        )
+        run(whole, loaded)
+        said = {record.short for record in read_records(tmp_path / f"{model}{dtype}" / "nq" / "no-retrieval")}
+        assert said == {model}
+    assert made == [("A", {"dtype": "x"}), ("B", {"dtype": "x"}), ("B", {"dtype": "y"})]
+
+
+def test_a_run_is_the_same_whatever_folder_the_command_is_given_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    home = tmp_path / "home"
+    home.mkdir()
+    questions(home / "nq.jsonl")
+    (home / "idx").mkdir()
+    (home / "suite.yaml").write_text("strategies: [single-step]\ndata: [nq.jsonl]\nindex: idx\nmodel: m\nout: runs\n")
+    monkeypatch.chdir(tmp_path)
+    run(load_config("home/suite.yaml", {}))
+    monkeypatch.chdir(home)
+    (summary,) = run(load_config("suite.yaml", {}))
+    assert summary.asked == 0
+
+
+def test_what_an_anchor_names_twice_is_there_twice(tmp_path: Path):
+    (tmp_path / "p.toml").write_text('system = "x"\n')
+    questions(tmp_path / "nq.jsonl")
+    (tmp_path / "suite.yaml").write_text(
+        "strategies:\n- {name: no-retrieval, options: &o {prompt: p.toml}}\n- {name: single-step, options: *o}\n"
+        "data: [nq.jsonl]\nmodel: m\n"
+    )
+    read = load_config(tmp_path / "suite.yaml", {})
+    assert [strategy.options["prompt"] for strategy in read.strategies] == [str(tmp_path / "p.toml")] * 2
+
+
+def test_a_record_whose_passage_is_gone_is_damaged(tmp_path: Path):
+    run(config(tmp_path, strategies=["single-step"]))
+    file = tmp_path / "runs" / "nq" / "single-step" / "outcomes.jsonl"
+    file.write_text(file.read_text().replace('"passages":{"p":', '"passages":{"lost":', 1))
+    with pytest.raises(InwardError, match=r"question 'q 0' is damaged: passage 'p' was found and is not there"):
+        list(read_records(file.parent))

@@ -39,7 +39,20 @@ def all_alike() -> None:
     test_intervals.test_where_all_agree_the_interval_is_the_exact_one(5)
 
 
+def two_unaided(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "again").mkdir()
+    test_report.test_of_two_unaided_runs_the_whole_one_judges_the_gates_and_that_is_said(
+        test_report.make_runs(tmp_path / "runs"), tmp_path / "again"
+    )
+
+
 CHECKS: dict[str, Callable[..., object]] = {
+    "settings": test_runs.test_an_option_that_no_strategy_has_is_refused_in_a_setting_too,
+    "unknown_run": test_runs.test_outcomes_of_an_unknown_run_are_not_adopted,
+    "models": test_runs.test_models_are_told_apart_by_name_and_options,
+    "two_unaided": two_unaided,
+    "rate": lambda: test_calibration.test_a_rate_that_is_a_whole_number_of_questions_is_met_exactly(50),
     "blank_line": test_runs.test_a_blank_line_is_none,
     "infinite_threshold": infinite_threshold,
     "kept_failures": test_runs.test_what_failed_is_kept_until_it_can_be_asked_again,
@@ -81,7 +94,13 @@ F, G, Q, M = "evals.folder:", "evals.gathering:Gathering.", "evals.questions:", 
 FAULTS = [
     Fault("a half line is kept", f"{F}cut_torn_line", "if keep < end:", "if False:", "torn_line"),
     Fault("the last whole line goes too", f"{F}cut_torn_line", "keep = start + found + 1", "keep = start", "torn_line"),
-    Fault("final files are in the order of finishing", f"{F}RunFolder.finish", "source.seek(places[id])", "pass", "torn_line"),
+    Fault("a setting's options are not looked at", "evals.suite:_check_settings", "if name not in known:", "if False:", "settings"),
+    Fault("outcomes are adopted", f"{F}RunFolder.begin", "lines.stat().st_size", "False", "unknown_run"),
+    Fault("one model for all", "evals.suite:Loaded.lm", "!= asked", "is None", "models"),
+    Fault("the last unaided run is the reference", "evals.report:_unaided", "> len(getattr", ">= 0 * len(getattr", "two_unaided"),
+    Fault("rates are compared as shares", "calibration:retrieval_rate", "ranked.n - ranked.skipped(t) <= most",
+          "1 - ranked.skipped(t) / ranked.n <= rate", "rate"),
+    Fault("final files are in the order of finishing", f"{F}RunFolder.put_in_order", "source.seek(places[id])", "pass", "torn_line"),
     Fault("everything is asked again", f"{F}RunFolder.done", "done.add(line.value.id)", "done.add(line.raw)", "torn_line"),
     Fault("lines begin where the one before began", f"{F}numbered", "start += len(raw)", "start += len(raw) - 1", "blank_line"),
     Fault("a finished run is run again", "evals.suite:_run_all", "todo or not _is_finished(made)", "True", "finished_is_left"),
@@ -112,7 +131,7 @@ FAULTS = [
     Fault("nothing equals nothing", "evals.normalise:Normaliser.normal", "found or not self.keeps_bare", "True", "no_answer"),
     Fault("names of one passage count apart", f"{M}_share_of_best_gain", "max(0, len(new) - 1)", "0", "one_passage"),
     Fault("an empty name is a name", f"{M}_gold_names", ' - {""}', "", "empty_name"),
-    Fault("all alike is beyond doubt", "evals.intervals:means", "shares and mean in (0.0, 1.0)", "False", "all_alike"),
+    Fault("all alike is beyond doubt", "evals.intervals:means", "doubt = 1 - 0.025 ** (1 / int(count))", "doubt = 0.0", "all_alike"),
     Fault("undefined counts as zero", "evals.intervals:means", "sum() / count)", "sum() / len(matrix))", "left_out"),
     Fault("Holm without its steps", "evals.intervals:holm", "len(ranked) - rank", "len(ranked)", "holm"),
     Fault("a broken value is certain", "evals.gates:_rank", "np.where(np.isfinite(uncertain), uncertain, np.inf)",
@@ -121,7 +140,7 @@ FAULTS = [
     Fault("layers are saved in another order", "probers.network:join", "for layer in layers]", "for layer in sorted(layers, reverse=True)]",
           "saved_prober"),
     Fault("no temperatures", "probers.prober:Prober.logits", "/ temperatures[:, None]", "", "verdicts"),
-    Fault("sure is unsure", "probers.prober:Prober.contributions", "sides[..., 0] - sides[..., 1]", "sides[..., 1] - sides[..., 0]",
+    Fault("sure is unsure", "probers.prober:Prober.margins", "logits[..., 0] - logits[..., 1]", "logits[..., 1] - logits[..., 0]",
           "verdicts"),
     Fault("no correction for the next question", "calibration:max_skip_error", "(ranked.losses(cut) + 1) / (ranked.n + 1) > alpha",
           "ranked.losses(cut) / ranked.n > alpha", "skip_error"),

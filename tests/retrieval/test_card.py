@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 
 from inward.errors import IndexUnusable, UsageError
 from inward.retrieval import BM25Retriever, build_index, info, load_retriever, verify
+from inward.retrieval.segments import panics_are_damage
 
 Build = Callable[..., BM25Retriever]
 Ids = Callable[..., list[str]]
@@ -211,3 +213,34 @@ def test_M4_opening_is_quick_and_reads_no_passages(tmp_path: Path, ids: Ids):
     took = time.perf_counter() - began
     assert took < 0.2
     assert ids(retriever, "19999") == ["19999#0"]
+
+
+@pytest.mark.parametrize("suffix", [".store", ".term", ".idx", ".fieldnorm", ".fast", ".pos"])
+def test_one_bit_that_is_not_as_written_is_seen(build: Build, tmp_path: Path, suffix: str):
+    build(TEXTS)
+    (file,) = (tmp_path / "index").glob(f"data-*/*{suffix}")
+    whole = file.read_bytes()
+    rng = random.Random(suffix)
+    for place in {0, len(whole) - 1, *(rng.randrange(len(whole)) for _ in range(12))}:
+        held = bytearray(whole)
+        held[place] ^= 1 << rng.randrange(8)
+        file.unlink()
+        file.write_bytes(held)
+        report = verify(tmp_path / "index")
+        assert not report.passed, (suffix, place)
+        assert file.name in report.checks[0].detail
+    file.unlink()
+    file.write_bytes(whole)
+    assert verify(tmp_path / "index").passed
+
+
+def test_a_panic_of_the_library_is_an_error_of_ours():
+    """tantivy panics at some damage; that is no Exception."""
+
+    class PanicException(BaseException):
+        pass
+
+    with pytest.raises(IndexUnusable, match=r"'ix' is damaged \(mid > len\); build the index again"), panics_are_damage("ix"):
+        raise PanicException("mid > len")
+    with pytest.raises(KeyboardInterrupt), panics_are_damage("ix"):
+        raise KeyboardInterrupt

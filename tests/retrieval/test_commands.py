@@ -154,7 +154,7 @@ def test_info_and_verify(run: Run, index: str):
     assert "3 of 3 documents" in ran.out
     assert "documents kept whole" in ran.out
     ran = run("verify", index)
-    assert (ran.code, ran.out.count("ok ")) == (0, 4)
+    assert (ran.code, ran.out.count("ok ")) == (0, 5)
     card = json.loads(Path(index, "index.json").read_text())
     Path(index, "index.json").write_text(json.dumps({**card, "content": "0" * 32}))
     ran = run("verify", index)

@@ -292,3 +292,33 @@ def test_spans_open_the_source(tmp_path: Path, search: Callable[..., list[Any]])
     assert retriever.passage("nothing") is None
     found = search(retriever, "island boats")[0]
     assert source[found.metadata["start"] : found.metadata["end"]] == found.text
+
+
+def test_a_line_nested_too_deeply_is_one_bad_line():
+    deep = '{"id": "deep", "text": "x", "metadata": {"a": ' + "[" * 100_000 + "]" * 100_000 + "}}"
+    stdin = f'{{"id": "1", "text": "one"}}\n{deep}\n{{"id": "2", "text": "two"}}\n'
+    found = read_text(stdin)
+    assert [type(row).__name__ for row in found] == ["Document", "BadLine", "Document"]
+    assert found[1] == BadLine(2, "nested too deeply")
+
+
+def test_a_header_may_stand_below_a_blank_line(tmp_path: Path):
+    (tmp_path / "h.tsv").write_text("\nid\ttext\ttitle\n1\tLentil soup\tCanteen\n")
+    assert read(tmp_path / "h.tsv") == [Document(3, "1", "Canteen", "Lentil soup", {})]
+
+
+def test_a_name_that_is_not_utf8_can_be_written_down(tmp_path: Path):
+    name = os.fsdecode(bytes(tmp_path) + b"/p\xff.jsonl")
+    with open(name, "w") as file:
+        file.write('{"id": "1", "text": "one"}\n')
+    build_index(name, tmp_path / "ix")
+    assert verify(tmp_path / "ix").passed
+
+
+def read_text(text: str) -> list[Document | BadLine]:
+    import tempfile
+
+    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
+        file.write(text)
+        file.flush()
+        return read(file.name)

@@ -75,6 +75,13 @@ def _check_texts(one: Scores, two: Scores) -> None:
     for id, text in zip(one.ids, one.text_hashes, strict=True):
         if texts.get(id, text) != text:
             raise UsageError(f"question {id!r} is another one in {two.folder!r} than in {one.folder!r}: they are runs of different data")
+    gold = dict(zip(two.ids, two.gold, strict=True))
+    for id, answers in zip(one.ids, one.gold, strict=True):
+        if gold.get(id, answers) != answers:
+            raise UsageError(
+                f"question {id!r} has other gold answers in {two.folder!r} than in {one.folder!r}: "
+                "what is right in one may be wrong in the other"
+            )
 
 
 def to_text(found: Comparison) -> str:

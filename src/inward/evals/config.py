@@ -145,7 +145,14 @@ def _read(path: Path) -> dict[str, Any]:
         raise UsageError(f"{str(path)!r} is no YAML: {' '.join(str(error).split())}") from error
     if not isinstance(plain, dict):
         raise UsageError(f"{str(path)!r} holds no keys, got {type(plain).__name__}")
-    return plain
+    return {key: _unshared(value) for key, value in plain.items()}
+
+
+def _unshared(value: Any) -> Any:
+    """Copy nested values, so that what an anchor names twice is there twice."""
+    if isinstance(value, dict):
+        return {key: _unshared(inner) for key, inner in value.items()}
+    return [_unshared(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _resolve_paths(plain: dict[str, Any], folder: Path) -> None:

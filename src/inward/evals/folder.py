@@ -29,6 +29,7 @@ T = TypeVar("T")
 
 RUN, OUTCOMES, TREC, LOCK = "run.json", "outcomes.jsonl", "run.trec", ".lock"
 FORMAT = 1
+_ANOTHER = "Choose another folder, or delete this whole folder"
 _STEP = 1e-6
 """Smallest difference of two scores in a TREC file: tools that sort by score alone must find our order."""
 
@@ -98,6 +99,8 @@ class RunFolder:
         old = read_run(self.path)
         if old is not None:
             check_same(old, run.identity, self.path)
+        elif (lines := self.path / self.lines).exists() and lines.stat().st_size:
+            raise UsageError(f"{str(lines)!r} was written by a run that nothing is known of: there is no {RUN}. {_ANOTHER}")
         write_whole(self.path / RUN, msgspec.json.format(msgspec.json.encode(plain(run)), indent=1))
 
     def done(self) -> set[str]:
@@ -182,7 +185,7 @@ def read_run(path: str | Path) -> RunFile | None:
     try:
         run = msgspec.json.decode(file.read_bytes(), type=RunFile)
     except msgspec.DecodeError as error:
-        raise UsageError(f"{str(file)!r} is damaged ({error}); choose another folder, or delete this one") from error
+        raise UsageError(f"{str(file)!r} is damaged ({error}). {_ANOTHER}") from error
     if run.format != FORMAT:
         raise UsageError(f"{str(file)!r} is of format {run.format}, this version reads {FORMAT}; choose another folder")
     return run
@@ -199,7 +202,10 @@ def read_records(path: str | Path) -> Iterator[Record]:
     if not file.exists():
         raise UsageError(f"{str(path)!r} holds no {OUTCOMES}: it is no run, or none of its questions is done")
     for line in numbered(file, Record):
-        yield line.value
+        record = line.value
+        if lost := [hit.id for search in record.searches for hit in search.hits if hit.id not in record.passages]:
+            raise InwardError(f"{str(file)!r}: question {record.id!r} is damaged: passage {lost[0]!r} was found and is not there")
+        yield record
 
 
 def check_same(old: RunFile, identity: dict[str, Any], path: Path) -> None:

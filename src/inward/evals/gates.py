@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from inward.errors import UsageError
 from inward.evals.intervals import DRAWS, Estimate, Floats, from_draws, means, undefined, weights
 
 BINS = 10
@@ -129,6 +130,8 @@ def ece(confidences: Sequence[float | None], right: Sequence[float | None], *, b
     if not pairs:
         return undefined("no confidences: no calibration was given")
     said, was = np.array(pairs, np.float64).T
+    if len(wrong := said[~((said >= 0) & (said <= 1))]):
+        raise UsageError(f"a confidence lies between 0 and 1, got {float(wrong[0])!r}")
     places = np.minimum((said * bins).astype(int), bins - 1)
     gaps = [abs(said[places == b].sum() - was[places == b].sum()) for b in range(bins)]
     return Estimate(value=float(sum(gaps) / len(pairs)), n=len(pairs))
@@ -148,7 +151,7 @@ def skip_error(searched: Sequence[float | None], right: Sequence[float | None], 
     column = [1.0 - r if s == 0 and r is not None else None for s, r in zip(searched, right, strict=True)]
     if all(value is None for value in column):
         return undefined("there are no gold answers")
-    return means([column], shares=True, draws=draws, seed=seed)[0]
+    return means([column], bounds=(0.0, 1.0), draws=draws, seed=seed)[0]
 
 
 def consistency(unaided: Sequence[float | None], right: Sequence[float | None], *, draws: int = DRAWS, seed: int = 0) -> Estimate:
@@ -156,4 +159,4 @@ def consistency(unaided: Sequence[float | None], right: Sequence[float | None], 
     column = [r if u == 1.0 else None for u, r in zip(unaided, right, strict=True)]
     if all(value is None for value in column):
         return undefined("no question is right without retrieval")
-    return means([column], shares=True, draws=draws, seed=seed)[0]
+    return means([column], bounds=(0.0, 1.0), draws=draws, seed=seed)[0]

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from math import isfinite
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,6 +18,7 @@ from inward.evals.normalise import normalise_squad
 from inward.evals.record import Question
 from inward.evals.sources import Opened
 
+_A_LIST = re.compile(r"""\[\s*(['"]).*\1\s*\]""", re.DOTALL)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -111,6 +113,9 @@ class Gathering:
         if answers and not any(normalise_squad(a) or not a.isascii() for a in answers):
             what = f"answers {list(answers)!r} normalise to nothing: only the very same text matches them"
             self.problems.append(Problem(place=place, what=what, fatal=False))
+        if written := [a for a in answers if _A_LIST.fullmatch(a)]:
+            what = f"the answer {written[0][:60]!r} looks like a list written as text: one answer that nothing matches"
+            self.problems.append(Problem(place=place, what=what, fatal=False))
         question = Question(
             id=id,
             question=raw.question,
@@ -173,7 +178,11 @@ def answers_of(raw: Any) -> tuple[str, ...]:
         return ()
     if isinstance(raw, bool):
         return ("yes" if raw else "no",)
-    if isinstance(raw, str | int | float):
+    if isinstance(raw, float):
+        if not isfinite(raw):
+            raise TypeError(f"{raw!r} is no answer")
+        return (str(int(raw)) if raw.is_integer() else str(raw),)  # tables read with gaps in them have their years as 1949.0
+    if isinstance(raw, str | int):
         return (str(raw),) if str(raw).strip() else ()
     if isinstance(raw, Mapping):  # datasets' SQuAD: {"text": [...], "answer_start": [...]}; TriviaQA: {"value": ..., "aliases": [...]}
         found = [*answers_of(raw.get("text")), *answers_of(raw.get("value")), *answers_of(raw.get("aliases"))]

@@ -84,12 +84,14 @@ def weights(n: int, draws: int, seed: int) -> Iterator[Floats]:
         yield np.bincount(flat.ravel(), minlength=rows * n).reshape(rows, n).astype(np.float64)
 
 
-def means(columns: Sequence[Sequence[float | None]], *, shares: bool = False, draws: int = DRAWS, seed: int = 0) -> list[Estimate]:
+def means(
+    columns: Sequence[Sequence[float | None]], *, bounds: tuple[float, float] | None = None, draws: int = DRAWS, seed: int = 0
+) -> list[Estimate]:
     """Return the mean of each column over the questions for which it is defined.
 
     Args:
         columns: one value a question each, all over the same questions; None where not defined.
-        shares: whether values lie between 0 and 1, so that questions that all are at one end still leave doubt.
+        bounds: between which values lie, so that questions that are all alike still leave doubt; without, they have no interval.
         draws: bootstrap resamples.
         seed: of the resamples.
     """
@@ -107,11 +109,15 @@ def means(columns: Sequence[Sequence[float | None]], *, shares: bool = False, dr
             found.append(undefined("defined for no question"))
             continue
         mean = float(filled[:, place].sum() / count)
-        low, high = np.percentile(values, _LEVEL)
-        if shares and mean in (0.0, 1.0):
+        if np.ptp(filled[there[:, place], place]) > 0:
+            low, high = np.percentile(values, _LEVEL)
+            found.append(Estimate(value=mean, low=float(low), high=float(high), n=int(count)))
+        elif bounds is None:
+            found.append(Estimate(value=mean, n=int(count)))
+        else:  # as far as the exact binomial bound lets others be, and those as far off as they can be
             doubt = 1 - 0.025 ** (1 / int(count))
-            low, high = (0.0, doubt) if mean == 0 else (1 - doubt, 1.0)
-        found.append(Estimate(value=mean, low=float(low), high=float(high), n=int(count)))
+            low, high = mean - doubt * (mean - bounds[0]), mean + doubt * (bounds[1] - mean)
+            found.append(Estimate(value=mean, low=low, high=high, n=int(count)))
     return found
 
 
@@ -124,7 +130,7 @@ def _ratios(sums: Floats, counts: Floats) -> Floats:
 def from_draws(value: float, drawn: Floats, n: int) -> Estimate:
     """Return an estimate whose interval is that of its resampled values; those that are not defined are left out."""
     kept = drawn[np.isfinite(drawn)]
-    if not len(kept):
+    if not len(kept) or np.ptp(kept) == 0:  # resamples that all agree say nothing of how sure this is
         return Estimate(value=value, n=n)
     low, high = np.percentile(kept, _LEVEL)
     return Estimate(value=value, low=float(low), high=float(high), n=n)
@@ -145,8 +151,9 @@ def paired(a: Sequence[float | None], b: Sequence[float | None], *, draws: int =
     if not len(pairs):
         return Difference(delta=undefined("no question in both"), p=None, test="none")
     differences = pairs[:, 0] - pairs[:, 1]
-    (delta,) = means([differences.tolist()], draws=draws, seed=seed)
     binary = bool(np.isin(pairs, (0.0, 1.0)).all())
+    shares = bool(((pairs >= 0) & (pairs <= 1)).all())
+    (delta,) = means([differences.tolist()], bounds=(-1.0, 1.0) if shares else None, draws=draws, seed=seed)
     if binary:
         return Difference(delta=delta, p=mcnemar(int((differences > 0).sum()), int((differences < 0).sum())), test="McNemar, exact")
     return Difference(delta=delta, p=sign_flips(differences, seed=seed), test="sign flips")

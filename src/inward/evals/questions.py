@@ -21,7 +21,7 @@ from inward.evals.formats import SHAPES, Raw, Row, names_of, shape_of
 from inward.evals.gathering import Gathering, QuestionSet, data_hash
 from inward.evals.record import Question
 from inward.evals.sources import Opened, Source, open_source
-from inward.textfile import decoded
+from inward.textfile import decoded, readable
 
 Columns: TypeAlias = Mapping[str, str]
 """Field of a question (`id`, `question`, `answers`, `supporting`) -> column that holds it."""
@@ -186,16 +186,16 @@ def _beir(folder: Path, split: str | None, dataset: str) -> QuestionSet:
             gathering.refuse(place, "has no _id")
         elif str(id) in gold:
             gathering.take(Raw(str(id), row.get("text"), _first_of(row), tuple(gold[str(id)]), {}), place, answered=False)
-    return gathering.result(opened._replace(name=folder.name), "beir")
+    return gathering.result(opened._replace(name=readable(folder.name)), "beir")
 
 
 def _judged(path: Path) -> dict[str, list[str]]:
     """Read the judgements of a split: query -> passages judged relevant."""
     gold: dict[str, list[str]] = {}
     lines = decoded(path.read_bytes(), path.name).split("\n")
-    for number, line in enumerate(lines[1:], 2):
-        if not line.strip():
-            continue
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or (number == 1 and not _is_judgement(line)):
+            continue  # the first line is a header, unless it is none
         cells = line.strip().split("\t")
         try:
             query, passage, score = cells
@@ -205,6 +205,11 @@ def _judged(path: Path) -> dict[str, list[str]]:
         if relevant:
             gold.setdefault(query, []).append(passage)
     return gold
+
+
+def _is_judgement(line: str) -> bool:
+    cells = line.strip().split("\t")
+    return len(cells) == 3 and cells[2].lstrip("+-").replace(".", "", 1).isdigit()
 
 
 def _first_of(row: Row) -> Any:

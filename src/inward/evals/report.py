@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -106,8 +106,9 @@ def make_report(
     for data, group in groups.items():
         group.sort(key=lambda s: (BASELINES.index(s.strategy) if s.strategy in BASELINES else len(BASELINES), s.label))
         said += [f"{data}: {text}" for text in _unlike(group)]
-        unaided = {s.conditions: s for s in group if s.strategy == UNAIDED}
-        summaries = [summarise(s, unaided.get(s.conditions), seed=seed) for s in group]
+        unaided = _unaided(group)
+        said += [f"{data}: {text}" for text in _several_unaided(group, unaided)]
+        summaries = [summarise(s, s if s.strategy == UNAIDED else unaided.get(s.conditions), seed=seed) for s in group]
         for scores, summary in zip(group, summaries, strict=True):
             save_metrics(scores, summary)
             said += [f"{data}/{scores.label}: {text}" for text in warnings_of(scores, seen)]
@@ -124,6 +125,23 @@ def make_report(
         settings=tuple(_settings(runs)),
         notes=_notes(setting or Setting()),
     )
+
+
+def _unaided(group: Sequence[Scores]) -> dict[tuple[str, ...], Scores]:
+    """Return the unaided run of each conditions: of several the one with most questions, and of those the first."""
+    found: dict[tuple[str, ...], Scores] = {}
+    for scores in group:
+        if scores.strategy == UNAIDED and len(scores.ids) > len(getattr(found.get(scores.conditions), "ids", ())):
+            found[scores.conditions] = scores
+    return found
+
+
+def _several_unaided(group: Sequence[Scores], unaided: Mapping[tuple[str, ...], Scores]) -> list[str]:
+    return [
+        f"{scores.label} is an unaided run too; gates are judged by {unaided[scores.conditions].label}"
+        for scores in group
+        if scores.strategy == UNAIDED and unaided.get(scores.conditions, scores) is not scores
+    ]
 
 
 def _names(group: Sequence[Scores]) -> list[str]:

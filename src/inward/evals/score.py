@@ -55,6 +55,8 @@ class Scores:
     odd: Counter[str] = field(default_factory=Counter)
     """Flags of answers, notes of traces, and cut texts -> questions."""
     text_hashes: list[str] = field(default_factory=list)
+    gold: list[int] = field(default_factory=list)
+    """Hash of each question's gold answers, within this process."""
     expected: int = 0
 
     @property
@@ -97,6 +99,7 @@ class Scores:
         self.shorts.append(record.short)
         self.confidences.append(record.confidence)
         self.text_hashes.append(text_hash(record.question))
+        self.gold.append(hash(frozenset(record.answers)))
         first = record.gates[0] if record.gates else None
         self.gated.append(first is not None)
         self.gate_values.append(None if first is None else float("inf") if first.value is None else first.value)
@@ -151,7 +154,7 @@ def summarise(scores: Scores, unaided: Scores | None = None, *, seed: int = 0) -
         unaided: of a run of the same questions without retrieval: what AUROC and its like, and consistency, need.
         seed: of the resamples.
     """
-    found = dict(zip(MEANS, means([scores.columns[name] for name in MEANS], shares=True, seed=seed), strict=True))
+    found = dict(zip(MEANS, means([scores.columns[name] for name in MEANS], bounds=(0.0, 1.0), seed=seed), strict=True))
     costs = {name: _spread(scores.columns[name]) for name in COSTS}
     return Summary(means=found, costs=costs, gate=_gate(scores, unaided, seed))
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from inward.errors import BadInput, MissingExtra, UsageError
 from inward.evals.formats import Row
-from inward.textfile import decoded, tsv_fields
+from inward.textfile import decoded, readable, tsv_fields
 
 Source: TypeAlias = "str | Path | Iterable[Mapping[str, Any]]"
 
@@ -46,7 +46,7 @@ def open_source(source: Source) -> Opened:
             raise UsageError(f"no such file of questions: {str(source)!r}")
         if path.suffix == ".parquet":
             return _parquet(path)
-        return _parse(path.name, path.read_bytes(), path.with_name("id_aliases.json"))
+        return _parse(readable(path.name), path.read_bytes(), path.with_name("id_aliases.json"))
     if isinstance(source, str | Path):
         return _parse("standard input", sys.stdin.buffer.read(), None)
     if isinstance(source, Mapping) or not isinstance(source, Iterable):
@@ -67,7 +67,7 @@ def _parquet(path: Path) -> Opened:
         rows = parquet.read_table(path).to_pylist()
     except ArrowException as error:
         raise BadInput(f"{path.name} is no Parquet file ({error})") from error
-    return Opened(path.name, hashlib.sha256(path.read_bytes()).hexdigest(), rows, _rows_of(rows))
+    return Opened(readable(path.name), hashlib.sha256(path.read_bytes()).hexdigest(), rows, _rows_of(rows))
 
 
 def _parse(name: str, raw: bytes, aliases: Path | None) -> Opened:

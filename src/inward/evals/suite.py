@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from inward import __version__
-from inward.errors import UsageError
+from inward.errors import UnknownName, UsageError
 from inward.evals.config import DataConfig, SettingConfig, StrategyConfig, SuiteConfig, data_name, safe_name
 from inward.evals.folder import FORMAT, RunFile, RunFolder, check_same, read_run
 from inward.evals.gathering import QuestionSet
@@ -64,7 +64,7 @@ class RunSummary:
 
 @dataclass(slots=True)
 class Loaded:
-    """Models and indexes by name, each loaded when it is first needed, and once."""
+    """Models and indexes by name, each loaded when it is first needed; of models, the last one asked for is kept."""
 
     load_lm: Callable[..., LM]
     load_retriever: Callable[[str], Retriever]
@@ -72,9 +72,11 @@ class Loaded:
 
     def lm(self, name: str, options: Mapping[str, Any]) -> LM:
         """Return the model."""
-        if "lm" not in self._held:
-            self._held["lm"] = self.load_lm(name, **options)
-        return self._held["lm"]  # type: ignore[no-any-return]
+        asked = (name, repr(sorted((str(key), repr(value)) for key, value in options.items())))
+        if self._held.get("lm", (None,))[0] != asked:
+            self._held.pop("lm", None)  # before the next: two may not fit into memory
+            self._held["lm"] = (asked, self.load_lm(name, **options))
+        return self._held["lm"][1]  # type: ignore[no-any-return]
 
     def retriever(self, name: str) -> Retriever:
         """Return an index."""
@@ -91,6 +93,7 @@ def plan_suite(config: SuiteConfig) -> list[RunPlan]:
         UsageError: something of it is wrong, two runs would share a folder, or a folder holds another run.
         BadInput: a file of questions is.
     """
+    _check_settings(config)
     plans: dict[Path, RunPlan] = {}
     for data in config.data:
         questions = _questions(data, config)
@@ -104,6 +107,15 @@ def plan_suite(config: SuiteConfig) -> list[RunPlan]:
         if (old := read_run(made.folder)) is not None:
             check_same(old, made.identity, made.folder)
     return list(plans.values())
+
+
+def _check_settings(config: SuiteConfig) -> None:
+    """Refuse an option of a setting that no strategy has: it would change nothing, and nobody would know."""
+    known = {option for strategy in config.strategies for option in declared(strategy.name)}
+    for setting in config.settings:
+        for name in setting.options:
+            if name not in known:
+                raise UnknownName(f"option of the setting {setting.label!r} that a strategy here has", name, known)
 
 
 def _settings_of(strategy: StrategyConfig, settings: list[SettingConfig]) -> list[SettingConfig]:
@@ -138,13 +150,18 @@ def _plan_run(config: SuiteConfig, data: DataConfig, questions: QuestionSet, str
         "options": dict(made.options.plain),
         "data": questions.data_hash,
         "questions": len(questions.questions),
-        "model": config.model,
+        "model": _whole_path(config.model),
         "model_options": config.model_options,
-        "index": index if made.searches else None,
+        "index": _whole_path(index) if made.searches else None,
         "seed": config.seed,
     }
     folder = Path(config.out) / name / label
     return RunPlan(label=label, folder=folder, data=name, questions=questions, strategy=made, index=index, identity=identity)
+
+
+def _whole_path(name: str) -> str:
+    """Return a name as it is, and a path as the same whatever folder a command is given in."""
+    return str(Path(name).resolve()) if Path(name).exists() else name
 
 
 def run_suite(

@@ -16,7 +16,7 @@ from inward.batching import Batcher
 from inward.errors import IndexUnusable, UsageError
 from inward.retrieval.analysis import Terms, terms
 from inward.retrieval.card import CARD, IndexCard, read_card, state
-from inward.retrieval.segments import CHARS, DOC, FACET, WORDS, facet, first_line, load_row, open_read_only, rows_of
+from inward.retrieval.segments import CHARS, DOC, FACET, WORDS, facet, first_line, load_row, open_read_only, panics_are_damage, rows_of
 from inward.trace import Searched, current, note
 from inward.types import Filter, Passage, Usage
 
@@ -172,7 +172,8 @@ def rank(now: Snapshot, asked: Asked) -> Found:
         IndexUnusable: a file of the index is damaged.
     """
     try:
-        return _rank(now, asked)
+        with panics_are_damage(now.card.data):
+            return _rank(now, asked)
     except (ValueError, OSError, msgspec.DecodeError) as error:  # what tantivy makes of damaged bytes
         raise IndexUnusable(f"the index {now.card.data!r} is damaged ({first_line(error)}); build it again") from error
 

@@ -11,7 +11,7 @@ from inward.retrieval.analysis import terms
 from inward.retrieval.bm25 import Asked, Snapshot, allowed, open_snapshot, rank
 from inward.retrieval.build import bytes_of
 from inward.retrieval.card import IndexCard, read_card, read_meta
-from inward.retrieval.segments import CONTENT_MODULUS, Row, first_line, parts, stored_content
+from inward.retrieval.segments import CONTENT_MODULUS, Row, damaged_files, first_line, panics_are_damage, parts, stored_content
 
 _SAMPLE, _SAMPLE_PER_PART = 64, 1
 _MANY = 100_000
@@ -81,18 +81,23 @@ def verify(path: str | Path) -> VerifyReport:
         IndexUnusable: there is no index, or it cannot even be opened.
     """
     path = Path(path)
+    card = read_card(path)
+    if other := damaged_files(path / card.data):
+        said = f"{', '.join(other)}: not as written (checksum); build the index again"
+        return VerifyReport(path=str(path), passed=False, checks=(Check(name="files", passed=False, detail=said),))
     now = open_snapshot(path)
     card = now.card
     documents, passages, content = 0, 0, 0
     sample: list[Row] = []
     try:
-        for rows in parts(now.index, now.searcher):
-            documents += len({row.metadata["doc"] for row in rows})
-            passages += len(rows)
-            content = (content + sum(map(stored_content, rows))) % CONTENT_MODULUS
-            if len(sample) < _SAMPLE:
-                sample += rows[:_SAMPLE_PER_PART]
-    except (ValueError, OSError) as error:
+        with panics_are_damage(card.data):
+            for rows in parts(now.index, now.searcher):
+                documents += len({row.metadata["doc"] for row in rows})
+                passages += len(rows)
+                content = (content + sum(map(stored_content, rows))) % CONTENT_MODULUS
+                if len(sample) < _SAMPLE:
+                    sample += rows[:_SAMPLE_PER_PART]
+    except (ValueError, OSError, IndexUnusable) as error:
         damaged = Check(name="passages can be read", passed=False, detail=f"after {passages} of {card.passages}: {first_line(error)}")
         return VerifyReport(path=str(path), passed=False, checks=(damaged,))
     try:
@@ -100,6 +105,7 @@ def verify(path: str | Path) -> VerifyReport:
     except IndexUnusable as error:
         found = Check(name="search", passed=False, detail=str(error))
     checks = (
+        Check(name="files", passed=True, detail="all are as written (checksums)"),
         _equal("documents", card.documents, documents),
         _equal("passages", card.passages, passages),
         _equal("content", card.content, f"{content:032x}"),

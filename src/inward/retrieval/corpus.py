@@ -28,7 +28,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias, cast, get_args
 import msgspec
 
 from inward.errors import BadInput, UsageError
-from inward.textfile import DAMAGED_GZIP, GZIP, damaged_gzip, not_utf8, tsv_fields
+from inward.textfile import DAMAGED_GZIP, GZIP, damaged_gzip, not_utf8, readable, tsv_fields
 
 Format: TypeAlias = Literal["jsonl", "tsv", "text"]
 Source: TypeAlias = "str | Path | Iterable[Mapping[str, Any]]"
@@ -93,6 +93,7 @@ class Corpus:
             raise UsageError(f"a source is a path, '-' or an iterable of mappings, got {type(source).__name__}")
         else:
             self.name, self._rows = type(source).__name__, source
+        self.name = readable(self.name)
 
     def _find(self, path: Path) -> None:
         self.name = path.name or path.resolve().name
@@ -230,6 +231,8 @@ def _jsonl_line(line: bytes, number: int) -> Document | BadLine:
             row = json.loads(line)  # lone surrogates
         except ValueError:
             return BadLine(number, f"not valid JSON: {error}")
+    except RecursionError:
+        return BadLine(number, "nested too deeply")
     return from_mapping(row, number)
 
 
@@ -238,12 +241,13 @@ class _TsvReader:
 
     def __init__(self) -> None:
         self._columns: list[str] = ["id", "text", "title"]
-        self._header = True
+        self._first = True
 
     def __call__(self, line: bytes, number: int) -> Document | BadLine | None:
         text = line.decode()
         fields = tsv_fields(text)
-        if number == 1 and {"id", "text"} <= {field.strip().lower() for field in fields}:
+        first, self._first = self._first, False
+        if first and {"id", "text"} <= {field.strip().lower() for field in fields}:
             self._columns = [field.strip().lower() for field in fields]
             return None
         if not 2 <= len(fields) <= len(self._columns):

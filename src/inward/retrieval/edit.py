@@ -19,7 +19,18 @@ from inward.retrieval.build import HEAP_BYTES, bytes_needed, bytes_of, commit, d
 from inward.retrieval.card import CARD, DATA_PREFIX, NEXT_CARD, IndexCard, committed, read_card, settle, write_card, writing
 from inward.retrieval.corpus import Corpus, Format, Source
 from inward.retrieval.intake import Intake, Tally
-from inward.retrieval.segments import CONTENT_MODULUS, DOC, Stored, create, entry, open_segments, parts, rows_of, stored_content
+from inward.retrieval.segments import (
+    CONTENT_MODULUS,
+    DOC,
+    Stored,
+    create,
+    entry,
+    open_segments,
+    panics_are_damage,
+    parts,
+    rows_of,
+    stored_content,
+)
 
 
 class EditReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,7 +192,7 @@ class _Edit:
 @contextmanager
 def _editing(path: Path) -> Iterator[_Edit]:
     read_card(path)  # says what is missing before a lock file is left there
-    with writing(path):
+    with writing(path), panics_are_damage(str(path)):
         yield _Edit(path)
 
 

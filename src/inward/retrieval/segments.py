@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,6 +24,9 @@ PARTS = 1024
 """Documents fall into this many parts by hash, so that all passages can be read with little memory."""
 CONTENT_MODULUS = 1 << 128
 _MAX_FACET_BYTES = 200
+_CHECKED = frozenset({".del", ".fast", ".fieldnorm", ".idx", ".pos", ".store", ".term"})
+"""Files that end in a footer with their checksum."""
+_TAIL, _MAGIC = struct.Struct("<II"), 1337
 _SPAN = frozenset({"doc", "start", "end"})
 
 
@@ -70,11 +75,68 @@ def open_segments(folder: Path, name: str = "") -> tantivy.Index:
         IndexUnusable: a file is missing or damaged.
     """
     try:
-        return _configure(tantivy.Index.open(str(folder)))
+        with panics_are_damage(name or folder.name):
+            return _configure(tantivy.Index.open(str(folder)))
     except (ValueError, OSError) as error:
         raise IndexUnusable(
             f"the index data in {(name or folder.name)!r} cannot be opened ({first_line(error)}); build the index again"
         ) from error
+
+
+@contextmanager
+def panics_are_damage(name: str) -> Iterator[None]:
+    """Make what tantivy panics at, reading damaged files, an error of ours.
+
+    Raises:
+        IndexUnusable: it panicked.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ == "PanicException":  # of no module that can be imported, and no Exception
+            raise IndexUnusable(f"the index data in {name!r} is damaged ({error}); build the index again") from None
+        raise
+
+
+def damaged_files(folder: Path) -> list[str]:
+    """Return the names of index files that are not as they were written, by the checksum that tantivy puts at the end of each."""
+    return [file.name for file in sorted(folder.iterdir()) if file.suffix in _CHECKED and not _is_as_written(file)]
+
+
+def _is_as_written(file: Path) -> bool:
+    """Compare a file with its footer: JSON with a CRC-32 of what is before it, its length, and a magic number."""
+    size = file.stat().st_size
+    with file.open("rb") as stored:
+        stored.seek(max(0, size - _TAIL.size))
+        tail = stored.read()
+        length, magic = _TAIL.unpack(tail) if len(tail) == _TAIL.size else (0, 0)
+        end = size - _TAIL.size - length
+        if magic != _MAGIC or end < 0:
+            return False
+        stored.seek(end)
+        try:
+            said = msgspec.json.decode(stored.read(length), type=_Footer)
+        except msgspec.DecodeError:
+            return False
+        stored.seek(0)
+        found, left = 0, end
+        while left and (part := stored.read(min(left, 1 << 20))):
+            found, left = crc32(part, found), left - len(part)
+    return found == said.crc
+
+
+class _Version(msgspec.Struct, forbid_unknown_fields=True):
+    major: int
+    minor: int
+    patch: int
+    index_format_version: int
+
+
+class _Footer(msgspec.Struct, forbid_unknown_fields=True):
+    """As tantivy writes it; it opens no index where a name in it is another."""
+
+    version: _Version
+    crc: int
 
 
 def open_read_only(folder: Path) -> tantivy.Index:
