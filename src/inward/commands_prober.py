@@ -39,6 +39,8 @@ def _drafting(command: Command) -> Command:
                 help="Passages of a data set, or of all; NAME=- drafts it without passages only. Default: demo.",
             ),
             click.option("--drafts", default=None, metavar="FOLDER", help="Where drafts are kept, or are already."),
+            click.option("--prompt", type=click.Path(dir_okay=False), default=None, help="Prompt file (TOML). Default: the bundled one."),
+            click.option("--model-option", "model_options", multiple=True, metavar="NAME=VALUE", help="For the model: dtype, ..."),
             click.option("--limit", type=int, default=None, help="Questions of each data set."),
             click.option("--retry-failed", is_flag=True, help="Draft questions again that ended in an error."),
             click.option("--allow-failed", is_flag=True, help="Go on without questions that ended in an error."),
@@ -53,8 +55,6 @@ def _drafting(command: Command) -> Command:
 @click.argument("out", metavar="PROBER")
 @_drafting
 @click.option("--model", default="demo", show_default=True, metavar="NAME", help="Folder, GGUF file or hub id.")
-@click.option("--model-option", "model_options", multiple=True, metavar="NAME=VALUE", help="For the model: dtype, revision, ...")
-@click.option("--prompt", type=click.Path(dir_okay=False), default=None, help="Prompt file (TOML). Default: the bundled one.")
 @click.option("-k", "--k", "k", type=click.IntRange(1), default=5, show_default=True, help="Passages of a draft.")
 @click.option(
     "--query", type=click.Choice(["draft", "paper", "question", "code"]), default="draft", show_default=True, help="To search with."

@@ -6,6 +6,7 @@ import __future__
 import inspect
 import sys
 import textwrap
+from functools import cached_property
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -37,12 +38,14 @@ def put(fault: Fault, patch: pytest.MonkeyPatch) -> None:
     for parent in parents:
         owner = getattr(owner, parent)
     found = inspect.getattr_static(owner, name)
-    original = found.fget if isinstance(found, property) else found
+    original = found.fget if isinstance(found, property) else found.func if isinstance(found, cached_property) else found
     source = textwrap.dedent(inspect.getsource(inspect.unwrap(original)))
     assert source.count(fault.old) == 1, f"{fault.target} holds {fault.old!r} {source.count(fault.old)} times:\n{source}"
     code = compile(source.replace(fault.old, fault.new), f"<{fault.name}>", "exec", __future__.annotations.compiler_flag, True)
     defined: dict[str, Any] = {}
     exec(code, vars(module), defined)
+    if isinstance(found, cached_property):
+        defined[name].__set_name__(owner, name)
     patch.setattr(owner, name, defined[name])
     if owner is module:  # whoever imported the function by name has it under that name
         for other in list(sys.modules.values()):

@@ -115,7 +115,9 @@ def test_confidence_is_calibrated_at_the_natural_rate(drafts: Drafts, fitted: Fi
         mine = [i for i in table.of("calibration") if table.rows[i].draft.mode == mode]
         readings = [prober.read(state) for state in drafts.of([table.rows[i] for i in mine])]
         sure = [prober.confidence(reading, with_passages=mode == "with") for reading in readings]
-        assert np.mean(sure) == pytest.approx(table.right[mine].mean(), abs=0.04)
+        yes, n = int(table.right[mine].sum()), len(mine)
+        targets = (yes * (yes + 1) / (yes + 2) + (n - yes) / (n - yes + 2)) / n  # Platt's; a fit by likelihood meets their mean
+        assert np.mean(sure) == pytest.approx(targets, abs=2e-3)
         assert roc_auc_score(table.right[mine], sure) > 0.9
 
 

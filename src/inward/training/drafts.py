@@ -106,7 +106,7 @@ class DraftFolder(RunFolder):
         Raises:
             InwardError: a line in the middle is damaged, or an id is there twice.
         """
-        ids = super().done()
+        ids = RunFolder.done(self)
         path = self.path / STATES
         path.touch()
         damaged, end = set(), 0
