@@ -290,7 +290,7 @@ def _download(name: str, **options: Any) -> Path:
 
     offline = is_offline(options.pop("local_files_only"))
     try:
-        return Path(snapshot_download(name, allow_patterns=[CARD, WEIGHTS, "README.md"], local_files_only=offline, **options))
+        return Path(snapshot_download(name, allow_patterns=[CARD, WEIGHTS, CALIBRATION, "README.md"], local_files_only=offline, **options))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         first = (str(error).splitlines() or [""])[0]
         raise ModelError(f"there is no prober {name!r}, neither as a folder nor on the hub ({first})") from error
