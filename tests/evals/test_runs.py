@@ -13,14 +13,18 @@ from typing import Any
 import msgspec
 import pytest
 
+from inward.calibration import Threshold
 from inward.cli import main
 from inward.errors import BadInput, InwardError, UnknownName, UsageError
 from inward.evals.config import load_config
 from inward.evals.folder import RunFolder, read_records, read_run, trec_lines
+from inward.evals.questions import text_hash
 from inward.evals.record import Record
+from inward.evals.score import read_scores, warnings_of
 from inward.evals.suite import Loaded, plan_suite, run_suite
 from inward.testing import FixedRetriever, FunctionLM
 from inward.types import Passage
+from knowing import knowing_prober, states_of
 
 HERE = Path(__file__).parent
 IGNORED = ("seconds", "device_seconds", "cached_tokens")
@@ -130,7 +134,7 @@ def test_thresholds_are_listed(tmp_path: Path):
     run(config(tmp_path, strategies=[{"name": "gated(mean-nll)", "options": {"threshold": 0.25}}]))
     found = read_run(tmp_path / "runs" / "nq" / "gated(mean-nll)")
     assert found is not None
-    assert found.manifest["thresholds"] == [{"option": "threshold", "value": 0.25, "file": None, "sha256": None}]
+    assert found.manifest["thresholds"] == [{"option": "threshold", "value": 0.25, "asked": 0.25, "file": None, "sha256": None}]
 
 
 # -- configuration -------------------------------------------------------------------------------------------
@@ -536,3 +540,21 @@ def test_a_record_whose_passage_is_gone_is_damaged(tmp_path: Path):
     file.write_text(file.read_text().replace('"passages":{"p":', '"passages":{"lost":', 1))
     with pytest.raises(InwardError, match=r"question 'q 0' is damaged: passage 'p' was found and is not there"):
         list(read_records(file.parent))
+
+
+def test_a_probers_training_questions_and_the_file_of_its_threshold_are_on_record(tmp_path: Path):
+    hashes = tuple(text_hash(f"question NUMBER {n}") for n in (2, 4))
+    knowing_prober(question_hashes=hashes).save_pretrained(tmp_path / "p")
+    (tmp_path / "t.json").write_bytes(msgspec.json.encode(Threshold(value=1.5, name="x", n=3, retrieval_rate=0.5, scale="logits")))
+    questions(tmp_path / "nq.jsonl")
+    (tmp_path / "suite.yaml").write_text(
+        "strategies:\n- {name: probing-rag, options: {prober: p, threshold: t.json}}\ndata: [nq.jsonl]\nmodel: m\nout: out\n"
+    )
+    lm = FunctionLM(lambda prompt: "Answer: Paris", states=states_of)
+    (summary,) = run_suite(load_config(tmp_path / "suite.yaml", {}), loaded=Loaded(lambda name, **_: lm, lambda name: FixedRetriever()))
+    manifest = read_run(summary.folder).manifest
+    (threshold,) = manifest["thresholds"]
+    assert (threshold["value"], threshold["file"]) == (1.5, str(tmp_path / "t.json"))
+    assert len(threshold["sha256"]) == 64
+    said = warnings_of(read_scores(summary.folder))
+    assert any(text.startswith("2 of 6 questions were seen in training") for text in said)

@@ -11,19 +11,18 @@ from pathlib import Path
 import pytest
 from mutating import Fault, put
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "strategies"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 
 import test_drafts
 import test_fit
 from drafted import PLAN, Model, data
-from knowing import knowing_prober
 
 from inward.errors import InwardError
 from inward.strategies import probing_rag
 from inward.training.drafting import write_drafts
 from inward.training.drafts import Drafts, read_drafts
 from inward.training.fit import Fitted, fit
+from knowing import knowing_prober
 
 
 @pytest.fixture(scope="module")

@@ -171,8 +171,12 @@ def _resolve_paths(plain: dict[str, Any], folder: Path) -> None:
     for name in ("strategies", "settings"):
         for item in items if isinstance(items := plain.get(name), list) else ():
             options = item.get("options") if isinstance(item, dict) else None
-            if isinstance(options, dict) and isinstance(options.get("prompt"), str):
-                options["prompt"] = str(folder / options["prompt"])
+            if not isinstance(options, dict):
+                continue
+            for key in ("prompt", "prober", "threshold"):
+                value = options.get(key)
+                if isinstance(value, str) and (key == "prompt" or (folder / value).exists()):
+                    options[key] = str(folder / value)
 
 
 def _check_keys(value: Any, kind: type[msgspec.Struct], where: str) -> None:

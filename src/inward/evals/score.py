@@ -219,7 +219,8 @@ def warnings_of(scores: Scores, seen: Collection[str] = ()) -> list[str]:
     words = {"truncated": "answers were cut at the token limit", "no_marker": "answers had no cue and were read from their last sentence"}
     for what, count in sorted(scores.odd.items()):
         said.append(f"{count} of {n} {words.get(what, f'questions: {what}')}")
-    if known := sum(h in seen for h in scores.text_hashes):
+    learnt = {*seen, *(h for prober in scores.manifest.get("probers", ()) for h in prober["question_hashes"])}
+    if known := sum(h in learnt for h in scores.text_hashes):
         said.append(f"{known} of {n} questions were seen in training (equal but for case, quotes and spaces)")
     if scores.manifest.get("model", {}).get("leaves_template_out"):
         said.append("the model has a chat template, and chat_template='none' left it out: instruct models often answer worse so")

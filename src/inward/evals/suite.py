@@ -23,6 +23,7 @@ from inward.evals.gathering import QuestionSet
 from inward.evals.questions import load_questions, read_ids
 from inward.evals.record import Question, record_of
 from inward.evals.run import Finished, each, run
+from inward.probers.prober import Prober
 from inward.prompts import PromptTemplate
 from inward.protocols import LM, Retriever, Strategy
 from inward.strategies import Plan, declared, plan
@@ -42,6 +43,8 @@ class RunPlan:
     questions: QuestionSet
     strategy: Plan
     index: str
+    given: Mapping[str, Any]
+    """Options as they were written."""
     identity: dict[str, Any]
 
     def __str__(self) -> str:
@@ -156,7 +159,7 @@ def _plan_run(config: SuiteConfig, data: DataConfig, questions: QuestionSet, str
         "seed": config.seed,
     }
     folder = Path(config.out) / name / label
-    return RunPlan(label=label, folder=folder, data=name, questions=questions, strategy=made, index=index, identity=identity)
+    return RunPlan(label=label, folder=folder, data=name, questions=questions, strategy=made, index=index, given=options, identity=identity)
 
 
 def _whole_path(name: str) -> str:
@@ -252,8 +255,7 @@ def manifest(made: RunPlan, config: SuiteConfig, lm: LM, retriever: Retriever | 
     """Return all that a reader needs to make the run again, as plain values."""
     values = made.strategy.options.values
     prompts = [_prompt(value, lm) for value in values.values() if isinstance(value, PromptTemplate)]
-    given = made.strategy.options.plain
-    thresholds = [{"option": name, "value": value, "file": None, "sha256": None} for name, value in given.items() if "threshold" in name]
+    probers = [value for value in values.values() if isinstance(value, Prober)]
     return {
         "inward": __version__,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -266,7 +268,8 @@ def manifest(made: RunPlan, config: SuiteConfig, lm: LM, retriever: Retriever | 
         if retriever is None
         else {"name": made.index, "fingerprint": _fingerprint(retriever), "passages": _length(retriever)},
         "prompts": prompts,
-        "thresholds": thresholds,
+        "thresholds": _thresholds(made),
+        "probers": [{"fingerprint": p.fingerprint, "name": p.card.model_name, "question_hashes": p.card.question_hashes} for p in probers],
         "data": {
             "name": made.data,
             "file": made.questions.name,
@@ -279,6 +282,19 @@ def manifest(made: RunPlan, config: SuiteConfig, lm: LM, retriever: Retriever | 
         "seed": config.seed,
         "concurrency": config.concurrency,
     }
+
+
+def _thresholds(made: RunPlan) -> list[dict[str, Any]]:
+    """Return each threshold in force, with how it was asked for, and the file that it came from."""
+    found = []
+    for name, value in made.strategy.options.plain.items():
+        if "threshold" not in name:
+            continue
+        asked = made.given.get(name)
+        file = asked if isinstance(asked, str) and Path(asked).is_file() else None
+        digest = None if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        found.append({"option": name, "value": value, "asked": asked, "file": file, "sha256": digest})
+    return found
 
 
 def _prompt(template: PromptTemplate, lm: LM) -> dict[str, Any]:
