@@ -8,12 +8,18 @@ from inward.errors import UnknownName
 from inward.protocols import Signal
 
 SIGNALS: dict[str, str] = {
+    "energy": "tokens:energy",
     "least-probability": "tokens:least_probability",
+    "lexical-dissimilarity": "samples:LEXICAL",
+    "ln-entropy": "samples:LN_ENTROPY",
     "max-entropy": "tokens:max_entropy",
     "max-nll": "tokens:max_nll",
     "mean-entropy": "tokens:mean_entropy",
     "mean-nll": "tokens:mean_nll",
+    "mean-perplexity": "samples:MEAN_PERPLEXITY",
     "perplexity": "tokens:perplexity",
+    "self-inconsistency": "samples:INCONSISTENCY",
+    "semantic-entropy": "samples:SEMANTIC",
 }
 """Name -> module of this package and object in it. One new signal is one row."""
 

@@ -12,6 +12,7 @@ so duplicates among samples change nothing. A completion without tokens has no v
 | `least-probability` | 1 - smallest p(token) | [0, 1] |
 | `mean-entropy` | mean entropy of the distributions the tokens were drawn from | [0, ln V] nats |
 | `max-entropy` | largest such entropy | [0, ln V] nats |
+| `energy` | minus the mean of ln sum exp of the raw logits (Liu et al. 2020) | any |
 
 `max-nll` and `least-probability` order generations alike; so do `mean-nll` and `perplexity`.
 """
@@ -65,4 +66,5 @@ max_nll = TokenSignal("max-nll", "logprobs", lambda logprobs: float(-logprobs.mi
 perplexity = TokenSignal("perplexity", "logprobs", lambda logprobs: float(np.exp(-logprobs.mean())))
 least_probability = TokenSignal("least-probability", "logprobs", lambda logprobs: float(-np.expm1(logprobs.min())))
 mean_entropy = TokenSignal("mean-entropy", "entropies", lambda entropies: float(entropies.mean()))
+energy = TokenSignal("energy", "energies", lambda energies: float(-energies.mean()))
 max_entropy = TokenSignal("max-entropy", "entropies", lambda entropies: float(entropies.max()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ class Draft:
     """A generation and the answer in it."""
 
     generation: Generation
-    """What a signal reads: the model's own words, without a forced answer."""
+    """What a signal reads: the model's own words, without a forced answer; for signals of several samples, these."""
     answer: Answer
 
 
@@ -45,12 +46,15 @@ async def write(
     """
     template = prompt or PromptTemplate.load()
     asked, kept = fit(template, question, passages, lm, template.max_tokens)
-    sampling = Sampling(max_tokens=template.max_tokens, stop=template.stop)
+    plain = sampling = Sampling(max_tokens=template.max_tokens, stop=template.stop)
     capture: Capture | None = None
     if signal is not None:
         sampling, capture = signal.wants(sampling), signal.capture
-    generation = await lm.generate(asked, sampling, capture=capture)
-    parsed = template.parse(generation.text)
+    if sampling.n > 1:  # the signal reads samples: the answer is greedy as everywhere, and one prefill serves both
+        greedy, generation = await asyncio.gather(lm.generate(asked, plain), lm.generate(asked, sampling, capture=capture))
+    else:
+        greedy = generation = await lm.generate(asked, sampling, capture=capture)
+    parsed = template.parse(greedy.text)
     if {"no_marker", "truncated"} & set(parsed.flags):
         parsed = await _forced(question, kept, parsed, lm, template)
     answer = Answer(text=parsed.text, short=parsed.short, passages=kept, flags=parsed.flags)
