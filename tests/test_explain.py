@@ -160,7 +160,7 @@ def test_numbers_that_json_cannot_name_become_null():
         "number": 2,
         "name": "mean-nll",
         "value": None,
-        "above": None,
+        "above": "-inf",
         "open": True,
         "parts": {"layer 6": 0.25},
     }

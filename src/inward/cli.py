@@ -135,7 +135,7 @@ def strategies(as_json: bool) -> None:
     """List strategies, what they need of a model, their options and defaults."""
     import msgspec
 
-    from inward.signals import SIGNALS
+    from inward.signals import ABOUT, SIGNALS
     from inward.strategies.listing import rows
 
     for row in rows():
@@ -146,7 +146,17 @@ def strategies(as_json: bool) -> None:
         for option in row.options:
             click.echo(f"  {option.flag:<24} {option.type}, {option.shown_default}")
     if not as_json:
-        click.echo(f"\nsignals, as in gated({next(iter(SIGNALS))}) or --set signal={next(iter(SIGNALS))}\n  {', '.join(SIGNALS)}")
+        click.echo(f"\nsignals, as in gated({next(iter(SIGNALS))}) or --set signal={next(iter(SIGNALS))}")
+        for name in SIGNALS:
+            click.echo(f"  {name:<22} {ABOUT[name]}")
+
+
+@cli.command(context_settings=HELP)
+def prompt() -> None:
+    """Print the bundled prompt file, to start one of your own from: inward prompt > my.toml."""
+    from inward.prompts import bundled_prompt
+
+    click.echo(bundled_prompt(), nl=False)
 
 
 @cli.command(context_settings=HELP)

@@ -14,7 +14,7 @@ import msgspec
 
 from inward.errors import InwardError, UsageError
 from inward.explain import counted
-from inward.flags import HELP
+from inward.flags import HELP, filter_of
 from inward.retrieval import BuildReport, EditReport, add, build_index, delete, info, load_retriever, merge, verify
 from inward.retrieval.build import bytes_needed, free_space, in_words
 from inward.retrieval.card import CARD
@@ -196,7 +196,7 @@ def self_test(path: str, as_json: bool) -> None:
 @_json
 def search(path: str, query: str, k: int, where: Sequence[str], as_json: bool) -> None:
     """Search INDEX ("demo" is the bundled one) for QUERY."""
-    wanted = _filter(where)
+    wanted = filter_of(where)
     retriever = load_retriever(path)
     with record() as trace:
         passages = asyncio.run(retriever.search(query, k, where=wanted))
@@ -221,25 +221,6 @@ def _folder(path: str) -> Path:
     return Path(path)
 
 
-def _filter(where: Sequence[str]) -> dict[str, list[Any]]:
-    """Read KEY=VALUE; a value that looks like a number, true, false or null is asked for as that and as text."""
-    wanted: dict[str, list[Any]] = {}
-    for pair in where:
-        key, equals, value = pair.partition("=")
-        if not key or not equals:
-            raise UsageError(f"--where needs KEY=VALUE, got {pair!r}")
-        values = wanted.setdefault(key, [])
-        values.append(value)
-        if key != "doc":
-            try:
-                other = msgspec.json.decode(value)
-            except (msgspec.DecodeError, UnicodeEncodeError):
-                continue
-            if other is None or isinstance(other, int | float):
-                values.append(other)
-    return wanted
-
-
 def _announce(source: str, path: str, format: Format | None, quiet: bool) -> None:
     if quiet or not sys.stderr.isatty():
         return
@@ -251,13 +232,18 @@ def _announce(source: str, path: str, format: Format | None, quiet: bool) -> Non
 def _name_problems(report: BuildReport | EditReport) -> None:
     for problem in report.problems[:_SHOWN_PROBLEMS]:
         click.echo(f"inward: {problem}", err=True)
-    counts = {
-        "bad lines skipped": report.bad_lines,
-        "documents without text dropped": report.empty,
-        "documents repeated": report.repeated,
-        "documents replaced by a later one of the same id": report.replaced,
-    }
-    told = [f"{count} {what}" for what, count in counts.items() if count]
+    told = [
+        f"{counted(count, one)} {what}"
+        for count, one, what in (
+            (report.bad_lines, "bad line", "skipped"),
+            (report.empty, "document", "without text left out"),
+            (report.repeated, "document", "repeated"),
+            (report.replaced, "document", "replaced by a later one of the same id"),
+        )
+        if count
+    ]
+    if ignored := getattr(report, "ignored", 0):
+        told.append(f"{counted(ignored, 'file')} of other kinds not read (read are .txt and .md)")
     if told:
         click.echo(f"inward: {', '.join(told)}", err=True)
 

@@ -40,61 +40,49 @@ def _drafting(command: Command) -> Command:
             ),
             click.option("--drafts", default=None, metavar="FOLDER", help="Where drafts are kept, or are already."),
             click.option("--prompt", type=click.Path(dir_okay=False), default=None, help="Prompt file (TOML). Default: the bundled one."),
-            click.option("--model-option", "model_options", multiple=True, metavar="NAME=VALUE", help="For the model: dtype, ..."),
-            click.option("--limit", type=int, default=None, help="Questions of each data set."),
+            click.option("--set", "more", multiple=True, metavar="KEY=VALUE", help=f"Any of {', '.join(OPTIONS)}, model.NAME."),
             click.option("--retry-failed", is_flag=True, help="Draft questions again that ended in an error."),
-            click.option("--allow-failed", is_flag=True, help="Go on without questions that ended in an error."),
-            click.option("--concurrency", type=int, default=64, show_default=True, help="Questions drafted at once."),
         ]
     ):
         command = option(command)
     return command
 
 
+OPTIONS = ("allow_failed", "concurrency", "limit", "seed")
+"""What may be set of any drafting."""
+CHOICES = ("k", "layers", "pool", "query", "site")
+"""What may be set where drafts are made for a new prober; of another it is on the card."""
+
+
 @prober.command(context_settings=HELP)
 @click.argument("out", metavar="PROBER")
 @_drafting
 @click.option("--model", default="demo", show_default=True, metavar="NAME", help="Folder, GGUF file or hub id.")
-@click.option("-k", "--k", "k", type=click.IntRange(1), default=5, show_default=True, help="Passages of a draft.")
-@click.option(
-    "--query", type=click.Choice(["draft", "paper", "question", "code"]), default="draft", show_default=True, help="To search with."
-)
-@click.option("--layers", default="default", show_default=True, help="0-based blocks, such as 6,8,10; or all.")
-@click.option(
-    "--site", type=click.Choice(["resid_post", "resid_mid", "attn_out", "mlp_out", "mlp_raw"]), default="resid_post", show_default=True
-)
-@click.option("--pool", type=click.Choice(["mean", "last", "eos"]), default="mean", show_default=True, help="Over the generated tokens.")
-@click.option(
-    "--label", default="answer", show_default=True, help="When a draft is right: answer, text, em, f1>=T, column, file.py:function."
-)
-@click.option("--recipe", default="fixed", show_default=True, help="fixed, paper or code.")
-@click.option("--set", "more", multiple=True, metavar="KEY=VALUE", help="A value of the recipe: hidden, depth, learning_rate, epochs, ...")
-@click.option(
-    "--threshold", "thresholds", multiple=True, metavar="NAME", help="For the card, such as max-skip-error=0.05. Default: balanced."
-)
+@click.option("--label", default="answer", show_default=True, help="What is right: answer, text, em, f1>=T, column, file.py:function.")
+@click.option("--threshold", "thresholds", multiple=True, metavar="NAME", help="Such as max-skip-error=0.05; default: balanced.")
 @click.option("--test", "tests", multiple=True, type=click.Path(dir_okay=False), help="Questions kept for testing: refuse any of them.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of parts and training.")
-@click.option("--plots/--no-plots", default=None, help="Figures beside the prober. Default: if matplotlib is there.")
-def train(out: str, more: Sequence[str], plots: bool | None, **given: Any) -> None:
+def train(out: str, model: str, label: str, thresholds: Sequence[str], tests: Sequence[str], more: Sequence[str], **given: Any) -> None:
     """Make a prober in the folder PROBER from questions with answers: drafts, labels, training, calibration.
 
     Drafting takes by far the longest; it goes on where it was stopped, whatever stopped it.
+
+    Also set by --set: k, query (draft, paper, question or code), layers (such as 6,8,10; default or all), site, pool (mean, last or
+    eos); recipe (fixed, paper or code) and its values (hidden, depth, dropout, learning_rate, batch, epochs, ...); plots=false.
     """
     from inward.training.fit import FitPlan
     from inward.training.labels import load_label
     from inward.training.make import test_keys, train_prober
     from inward.training.plots import draw
 
-    recipe = _recipe(given.pop("recipe"), more, given["seed"])
-    label = load_label(given.pop("label"))
-    layers = _layers(given.pop("layers"))
-    kept = test_keys(given.pop("tests"))
-    thresholds = given.pop("thresholds") or ("balanced",)
-    _check_thresholds(thresholds)
-    drafts = _drafts(out, layers=layers, **given)
+    options, plan = _settings(more, (*OPTIONS, *CHOICES, "recipe", "plots"), recipe=True)
+    plots = options.pop("plots", None)
+    recipe = _recipe(str(options.pop("recipe", "fixed")), plan, options.get("seed", 0))
+    layers = _layers(options.pop("layers", "default"))
+    rule, kept, names = load_label(label), test_keys(tests), tuple(thresholds) or ("balanced",)
+    _check_thresholds(names)
+    drafts = _drafts(out, model=model, layers=layers, **options, **given)
     chosen = tuple(layers) if not isinstance(layers, str) else ()
-    plan = FitPlan(label=label, layers=chosen, recipe=recipe, thresholds=tuple(thresholds), test_keys=kept)
-    fitted = train_prober(drafts, out, plan)
+    fitted = train_prober(drafts, out, FitPlan(label=rule, layers=chosen, recipe=recipe, thresholds=names, test_keys=kept))
     click.echo(describe(fitted.prober.card))
     if plots is not False:
         _plots(draw, fitted.prober, out, required=bool(plots))
@@ -108,7 +96,14 @@ def train(out: str, more: Sequence[str], plots: bool | None, **given: Any) -> No
 @click.option("--combine", type=click.Choice(["logits", "probabilities"]), default="logits", show_default=True, help="What is summed.")
 @click.option("--save", type=click.Path(dir_okay=False), default=None, help="Write the first threshold to this file (JSON).")
 def calibrate(
-    path: str, thresholds: Sequence[str], out: str | None, combine: Any, save: str | None, data: Sequence[str], **given: Any
+    path: str,
+    thresholds: Sequence[str],
+    out: str | None,
+    combine: Any,
+    save: str | None,
+    data: Sequence[str],
+    more: Sequence[str],
+    **given: Any,
 ) -> None:
     """Choose thresholds of PROBER: on the questions that came with it, or on new ones (--data, or --drafts)."""
     from inward.probers import Prober
@@ -119,7 +114,7 @@ def calibrate(
     _check_thresholds(names)
     found = Prober.from_pretrained(path)
     if data or given["drafts"]:
-        drafts = _drafts(out or path, data=data, **_of_card(found.card), **given)
+        drafts = _drafts(out or path, data=data, **_of_card(found.card), **_settings(more, OPTIONS)[0], **given)
         found = recalibrate(found, drafts, names)
         found.save_pretrained(out or path)
     elif out is not None:
@@ -140,7 +135,7 @@ def calibrate(
 @click.argument("path", metavar="PROBER")
 @_drafting
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per data set and mode, and line.")
-def evaluate(path: str, as_json: bool, data: Sequence[str], **given: Any) -> None:
+def evaluate(path: str, as_json: bool, data: Sequence[str], more: Sequence[str], **given: Any) -> None:
     """Measure PROBER on questions that it has not seen (--data, or --drafts)."""
     from inward.probers import Prober
     from inward.training.make import evaluate_prober
@@ -148,7 +143,7 @@ def evaluate(path: str, as_json: bool, data: Sequence[str], **given: Any) -> Non
     if not data and given["drafts"] is None:
         raise UsageError("measure it on what? Give --data, or --drafts")
     found = Prober.from_pretrained(path)
-    drafts = _drafts(path, data=data, **_of_card(found.card), **given)
+    drafts = _drafts(path, data=data, **_of_card(found.card), **_settings(more, OPTIONS)[0], **given)
     for measured in evaluate_prober(found, drafts):
         click.echo(msgspec.json.encode(measured) if as_json else _measured(measured))
 
@@ -196,19 +191,18 @@ def _number(value: float | None) -> str:
     return "n/a" if value is None else f"{value:.3f}"
 
 
-def _drafts(beside: str, *, data: Sequence[str], index: Sequence[str], limit: int | None, drafts: str | None, **plan: Any) -> Drafts:
+def _drafts(beside: str, *, data: Sequence[str], index: Sequence[str], drafts: str | None, limit: int | None = None, **plan: Any) -> Drafts:
     """Write drafts, or open those that are there where no questions are given."""
     from inward.training.drafts import read_drafts
     from inward.training.make import make_drafts
 
-    options = [pair_of(pair, "--model-option", "dtype=float32") for pair in plan.pop("model_options", ())]
     if not data:
         if drafts is None:
             raise UsageError("no questions are given: --data questions.jsonl, or --drafts with a folder of drafts")
         return read_drafts(drafts)
     folder = drafts or str(Path(beside) / "drafts")
     try:
-        return make_drafts(_sources(data, index, limit), folder, model_options=dict(options), progress=True, **plan)
+        return make_drafts(_sources(data, index, limit), folder, progress=True, **plan)
     except KeyboardInterrupt:
         click.echo(f"inward: interrupted; what is drafted is in {folder!r}, and the same command goes on from here", err=True)
         raise click.exceptions.Exit(130) from None
@@ -249,27 +243,44 @@ def _of_card(card: ProberCard) -> dict[str, Any]:
     }
 
 
-def _layers(text: str) -> tuple[int, ...] | str:
-    if text in ("default", "all"):
-        return text
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise UsageError(f"--layers takes 0-based blocks such as 6,8,10, default or all; got {text!r}") from None
-
-
-def _recipe(name: str, more: Sequence[str], seed: int) -> Any:
+def _settings(more: Sequence[str], known: Sequence[str], *, recipe: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read KEY=VALUE pairs: options of drafting, with what the model is given under `model_options`; and values of the recipe."""
     from inward.errors import UnknownName
+    from inward.probers.train import Recipe
+
+    values = [field for field in Recipe.__dataclass_fields__ if field != "seed"] if recipe else []
+    options: dict[str, Any] = {"model_options": {}}
+    plan: dict[str, Any] = {}
+    for pair in more:
+        key, value = pair_of(pair, "--set", "KEY=VALUE, such as k=3")
+        if key.startswith("model."):
+            options["model_options"][key.removeprefix("model.")] = value
+        elif key in known:
+            options[key] = value
+        elif key in values:
+            plan[key] = value
+        else:
+            raise UnknownName("key", key, [*known, *values, "model.NAME"])
+    for key in ("concurrency", "k", "limit", "seed"):
+        if key in options and (not isinstance(options[key], int) or options[key] < (key != "seed")):
+            raise UsageError(f"--set {key} takes a whole number{'' if key == 'seed' else ' of at least 1'}, got {options[key]!r}")
+    return options, plan
+
+
+def _layers(value: Any) -> tuple[int, ...] | str:
+    if value in ("default", "all"):
+        return str(value)
+    try:
+        return (value,) if isinstance(value, int) else tuple(int(part) for part in str(value).strip("[]").split(","))
+    except ValueError:
+        raise UsageError(f"--set layers takes 0-based blocks such as 6,8,10, default or all; got {value!r}") from None
+
+
+def _recipe(name: str, values: dict[str, Any], seed: int) -> Any:
     from inward.probers.train import Recipe, recipe
 
-    plain: dict[str, Any] = {**msgspec.to_builtins(recipe(name)), "seed": seed}
-    for pair in more:
-        key, value = pair_of(pair, "--set", "KEY=VALUE, such as hidden=64")
-        if key not in plain:
-            raise UnknownName("value of a recipe", key, plain)
-        plain[key] = value
     try:
-        return msgspec.convert(plain, Recipe)
+        return msgspec.convert({**msgspec.to_builtins(recipe(name)), **values, "seed": seed}, Recipe)
     except msgspec.ValidationError as error:
         raise UsageError(f"--set: {error}") from error
 

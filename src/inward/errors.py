@@ -75,6 +75,14 @@ class IndexUnusable(InwardError):
     """An index that is missing, of another kind or version, or damaged."""
 
 
+class ModelMissing(ModelError, UsageError):
+    """There is no model where one was named."""
+
+
+class IndexMissing(IndexUnusable, UsageError):
+    """There is no index where one was named."""
+
+
 class CaptureMissing(InwardError):
     """Internal states or token scores were read from a generation that was not asked to bring them."""
 

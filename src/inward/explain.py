@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterator
-from math import isfinite
+from math import isfinite, isnan
 from textwrap import shorten, wrap
 from typing import Any
 
@@ -33,9 +33,11 @@ def explain(outcome: Outcome) -> str:
 def to_dict(outcome: Outcome) -> dict[str, Any]:
     """Return an outcome as JSON values: each event has its kind under `event`; prompts and passages are whole.
 
-    Numbers that are not finite become None, as JSON has no name for them; `open` says what the gate made of them.
+    JSON has no name for numbers that are not finite: infinities become the texts "inf" and "-inf", nan becomes None. `cited` names the
+    passages whose title or text holds the short answer word for word: evidence worth a look, no proof that the model used it.
     """
     plain: dict[str, Any] = msgspec.to_builtins(outcome)
+    plain["cited"] = [passage.id for passage in outcome.cited]
     plain["events"] = [{"event": _KINDS[type(event)], **fields} for event, fields in zip(outcome.events, plain["events"], strict=True)]
     finite: dict[str, Any] = finite_only(plain)
     return finite
@@ -91,13 +93,18 @@ def _closing(outcome: Outcome) -> Iterator[str]:
     if outcome.error is not None:
         yield _line("error", outcome.error)
     else:
-        cited = [place for place, passage in enumerate(reply.passages, 1) if names(passage, reply.short)]
+        cited = [place for place, passage in enumerate(reply.passages, 1) if passage in outcome.cited]
         yield _line("answer", f"{reply.short or '(empty)'}{''.join(f' [{place}]' for place in cited)}")
         for place, passage in enumerate(reply.passages, 1):
             if place in cited:
                 yield _line("", f"[{place}] {source(passage)}")
         if reply.passages and not cited:
-            yield _line("", f"none of the {counted(len(reply.passages), 'passage')} it read names this answer")
+            read = (
+                "the passage it read does not name"
+                if len(reply.passages) == 1
+                else f"none of the {len(reply.passages)} passages it read names"
+            )
+            yield _line("", f"{read} this answer")
         if reply.flags:
             yield _line("flags", ", ".join(reply.flags))
     if outcome.confidence is not None:
@@ -164,12 +171,14 @@ def _plain_words(text: str) -> str:
 
 
 def finite_only(value: Any) -> Any:
-    """Return nested plain values with None for numbers that are not finite, as JSON has no name for them."""
+    """Return nested plain values with "inf" and "-inf" for infinities and None for nan, as JSON has no name for them."""
     if isinstance(value, dict):
         return {key: finite_only(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [finite_only(inner) for inner in value]
-    return None if isinstance(value, float) and not isfinite(value) else value
+    if isinstance(value, float) and not isfinite(value):
+        return None if isnan(value) else str(value)
+    return value
 
 
 _KINDS: dict[type[Event], str] = {Generated: "generated", Scored: "scored", Searched: "searched", Gated: "gated", Noted: "noted"}

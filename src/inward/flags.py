@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -25,3 +26,26 @@ def pair_of(text: str, flag: str, example: str) -> tuple[str, Any]:
         return key, msgspec.json.decode(value)
     except (msgspec.DecodeError, UnicodeEncodeError):
         return key, value
+
+
+def filter_of(where: Sequence[str]) -> dict[str, list[Any]]:
+    """Read --where KEY=VALUE; a value that looks like a number, true, false or null is asked for as that and as text.
+
+    Raises:
+        UsageError: there is no key, or no value.
+    """
+    wanted: dict[str, list[Any]] = {}
+    for pair in where:
+        key, equals, value = pair.partition("=")
+        if not key or not equals:
+            raise UsageError(f"--where needs KEY=VALUE, got {pair!r}")
+        values = wanted.setdefault(key, [])
+        values.append(value)
+        if key != "doc":
+            try:
+                other = msgspec.json.decode(value)
+            except (msgspec.DecodeError, UnicodeEncodeError):
+                continue
+            if other is None or isinstance(other, int | float):
+                values.append(other)
+    return wanted

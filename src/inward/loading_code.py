@@ -31,5 +31,6 @@ def function_of(path: Path, name: str, kind: str) -> object:
     except (ImportError, SyntaxError, NameError) as error:
         raise UsageError(f"{str(path)!r} cannot be imported: {type(error).__name__}: {error}") from error
     if not hasattr(module, name):
-        raise UnknownName(f"function in {path.name}", name, [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")])
+        own = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__ and callable(v)]
+        raise UnknownName(f"function in {path.name}", name, own)
     return getattr(module, name)

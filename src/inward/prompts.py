@@ -25,6 +25,7 @@ from inward.sentences import split_sentences
 from inward.trace import note
 from inward.types import Message, Passage, Prompt
 
+_QUESTION = "Question:"
 _THINKING = re.compile(r"<(think|thinking|reasoning)>.*?(?P<closed></\1>)", re.DOTALL | re.IGNORECASE)
 _OPENED = re.compile(r"<(?:think|thinking|reasoning)>", re.IGNORECASE)
 _CLOSED = re.compile(r"</(?:think|thinking|reasoning)>", re.IGNORECASE)
@@ -74,7 +75,7 @@ class PromptTemplate:
     """What the model is told first; empty for nothing."""
     demonstrations: tuple[Demonstration, ...] = ()
     """None: zero-shot."""
-    question: str = "Question:"
+    question: str = _QUESTION
     """Cue of a question."""
     rationale: str = "Rationale:"
     """Cue of the reasoning, left open at the end of the prompt; empty: the prompt ends with the answer's cue."""
@@ -127,9 +128,7 @@ class PromptTemplate:
     @classmethod
     @lru_cache(maxsize=1)
     def _default(cls) -> Self:
-        return cls._parse_file(
-            (resources.files("inward") / "data" / "prompts" / "default.toml").read_text(encoding="utf-8"), "default.toml"
-        )
+        return cls._parse_file(bundled_prompt(), "default.toml")
 
     @classmethod
     def _read(cls, path: Path) -> Self:
@@ -146,6 +145,9 @@ class PromptTemplate:
         except tomllib.TOMLDecodeError as error:
             raise UsageError(f"the prompt file {name!r} is no TOML: {error}") from error
         _check_keys(content, cls, f"key of the prompt file {name!r}")
+        question = content.get("question", _QUESTION)
+        if isinstance(question, str):
+            content.setdefault("stop", [f"\n{question}"])  # or a base model asks itself the next question
         shown = content.get("demonstrations", [])
         for demonstration in shown if isinstance(shown, list) else []:
             if isinstance(demonstration, dict):
@@ -236,6 +238,11 @@ class PromptTemplate:
         short = _bare(line[: sentences[0][1]]) if sentences else ""
         end = body.find(line, len(body) - len(after)) + len(line) if line else len(body)
         return Parsed(short=short, rationale=before.strip(), text=body[:end].strip(), flags=() if short else ("truncated",))
+
+
+def bundled_prompt() -> str:
+    """Return the text of the prompt file that comes with the package."""
+    return (resources.files("inward") / "data" / "prompts" / "default.toml").read_text(encoding="utf-8")
 
 
 def fit(template: PromptTemplate, question: str, passages: Sequence[Passage], lm: LM, max_tokens: int) -> Fitted:

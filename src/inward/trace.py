@@ -138,6 +138,13 @@ class Outcome:
         """The searches, in order."""
         return tuple(e for e in self.events if isinstance(e, Searched))
 
+    @property
+    def cited(self) -> tuple[Passage, ...]:
+        """The passages read whose title or text holds the short answer word for word, best first."""
+        from inward.explain import names
+
+        return tuple(passage for passage in self.answer.passages if names(passage, self.answer.short))
+
     def explain(self) -> str:
         """Say in plain text what was drafted, decided, searched and answered, and why."""
         from inward.explain import explain

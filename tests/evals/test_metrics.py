@@ -103,7 +103,7 @@ def test_a_record_holds_what_happened_and_survives_the_file():
     question = Q(id="1", question="Where?", answers=("Paris",), metadata={"hops": 2, "long": "x" * 500, "list": [1]})
     kept = record_of(question, outcome, 0.5)
     assert msgspec.json.decode(msgspec.json.encode(kept), type=Record) == kept
-    assert (kept.gates[0].value, kept.gates[0].above, kept.gates[0].open, kept.gates[0].parts) == (None, None, True, {"layer": 0.5})
+    assert (kept.gates[0].value, kept.gates[0].above, kept.gates[0].open, kept.gates[0].parts) == (None, "-inf", True, {"layer": 0.5})
     assert kept.passages["b#0"].document == "b"
     assert kept.metadata == {"hops": 2}
     assert cost(kept.usage) == Usage(search_calls=1)

@@ -251,7 +251,7 @@ def test_another_run_in_the_same_folder_is_refused(tmp_path: Path):
     for changes, message in (
         ({"seed": 5}, "seed was 0, is now 5"),
         ({"limit": 3}, "questions was 6, is now 3"),
-        ({"strategies": [{"name": "single-step", "options": {"k": 2}}]}, 'options was {"k":5,'),
+        ({"strategies": [{"name": "single-step", "options": {"k": 2}}]}, "options.k was 5, is now 2"),
         ({"model": "other"}, 'model was "m", is now "other"'),
     ):
         with pytest.raises(UsageError, match="holds another run: .*" + message.replace("{", r"\{")):

@@ -80,7 +80,7 @@ def test_bad_lines_are_named_on_standard_error_and_strict_fails(run: Run, corpus
     assert ran.code == 0
     assert "c.jsonl, line 4: not valid JSON" in ran.err
     assert "line 5: 'a' stood in line 1 with another content" in ran.err
-    assert "1 bad lines skipped, 1 documents without text dropped, 1 documents replaced" in ran.err
+    assert "1 bad line skipped, 1 document without text left out, 1 document replaced" in ran.err
     ran = run("build", corpus, "ix", "--strict")
     assert (ran.code, ran.out) == (1, "")
     assert ran.err.startswith("inward: c.jsonl, line 4: not valid JSON")
@@ -172,12 +172,12 @@ def test_info_and_verify(run: Run, index: str):
         (("build", "c.jsonl", "ix", "--overlap", "100"), 2, "overlap must be"),
         (("build", "c.jsonl", "ix", "--frmat", "tsv"), 2, "No such option"),
         (("build", "c.jsonl"), 2, "Missing argument"),
-        (("info", "nowhere"), 1, "build it with: inward index build CORPUS nowhere"),
-        (("verify", "nowhere"), 1, "no index at"),
-        (("search", "nowhere", "x"), 1, "no index at"),
+        (("info", "nowhere"), 2, "build it with: inward index build CORPUS nowhere"),
+        (("verify", "nowhere"), 2, "no index at"),
+        (("search", "nowhere", "x"), 2, "no index at"),
         (("search", "ix", "planet", "-k", "0"), 2, "k must be"),
         (("search", "ix", "planet", "--where", "nonsense"), 2, "KEY=VALUE"),
-        (("add", "c.jsonl", "nowhere"), 1, "no index at"),
+        (("add", "c.jsonl", "nowhere"), 2, "no index at"),
     ],
 )
 def test_exit_codes_and_one_line_complaints(run: Run, index: str, arguments: tuple[str, ...], code: int, complaint: str):

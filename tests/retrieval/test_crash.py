@@ -208,7 +208,7 @@ def test_a_first_build_that_was_killed_leaves_no_index_and_can_be_repeated(tmp_p
     code = KILLER + DEADLY_POINTS + "before_the_commit()\njobs[work]()\n"
     subprocess.run([sys.executable, "-c", code, str(path), "build", "1", "1"], capture_output=True, check=False)
     assert len(list(path.glob("data-*"))) == 1
-    with pytest.raises(IndexUnusable, match="no index at"):
+    with pytest.raises(IndexUnusable, match="no index"):
         BM25Retriever(path)
     build_index(OLD, path, size=0)
     assert len(list(path.glob("data-*"))) == 1

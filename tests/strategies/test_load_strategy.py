@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from knowing import KNOWS, knowing_prober
 
 from inward.errors import BadInput, UnknownName, Unsupported, UsageError
 from inward.protocols import LM, Retriever, Signal
@@ -18,6 +17,7 @@ from inward.strategies import STRATEGIES, load_strategy, needs
 from inward.strategies.listing import rows
 from inward.testing import FixedRetriever, FunctionLM, ScriptedSignal
 from inward.types import Answer, Capture
+from knowing import KNOWS, knowing_prober
 
 LM_ = FunctionLM(lambda _: "x", scores={"logprobs": lambda text: -0.1, "entropies": lambda text: 0.1})
 BARE = FunctionLM(lambda _: "x")
@@ -41,7 +41,14 @@ def test_every_name_of_the_table_loads():
 def test_resolved_options_are_plain_and_complete():
     bound = load_strategy("gated", lm=LM_, retriever=INDEX, threshold=1, signal="max-entropy")
     assert bound.name == "gated(max-entropy)"
-    assert {**bound.options, "prompt": "..."} == {"signal": "max-entropy", "threshold": 1.0, "k": 5, "max_retrievals": 1, "prompt": "..."}
+    assert {**bound.options, "prompt": "..."} == {
+        "signal": "max-entropy",
+        "threshold": 1.0,
+        "k": 5,
+        "max_retrievals": 1,
+        "where": None,
+        "prompt": "...",
+    }
     assert isinstance(bound.options["threshold"], float)
     assert isinstance(bound.options["prompt"], str)
     assert bound.options["prompt"]
@@ -70,9 +77,9 @@ def test_a_signal_may_be_an_object():
         ("gated", {"threshold": "high"}, UsageError, r"threshold of `gated` must be float, got 'high'"),
         ("gated", {"threshold": float("nan")}, UsageError, "threshold of `gated` must be a number, got nan"),
         ("gated", {"threshold": True}, UsageError, "threshold of `gated` must be float, got True"),
-        ("single-step", {"k": 0}, UsageError, "k of `single-step` must be int, got 0"),
+        ("single-step", {"k": 0}, UsageError, "k of `single-step` must be at least 1, got 0"),
         ("single-step", {"k": 2.5}, UsageError, "k of `single-step` must be int, got 2.5"),
-        ("gated", {"threshold": 1.0, "max_retrievals": -1}, UsageError, "max_retrievals of `gated` must be int, got -1"),
+        ("gated", {"threshold": 1.0, "max_retrievals": -1}, UsageError, "max_retrievals of `gated` must be at least 0, got -1"),
     ],
 )
 def test_R3_wrong_names_and_values_are_refused_with_the_remedy(name: str, options: dict, kind: type, message: str):

@@ -58,7 +58,9 @@ class Model(FunctionLM):
     slow = 0.0
 
     def __init__(self) -> None:
-        super().__init__(said, scores={"logprobs": lambda text: -0.5, "entropies": lambda text: 0.25}, states=states)
+        super().__init__(
+            said, scores={"logprobs": lambda text: -0.5, "entropies": lambda text: 0.25, "energies": lambda text: 9.0}, states=states
+        )
 
     async def generate(self, prompt: Prompt, sampling=None, *, capture=None):
         import asyncio

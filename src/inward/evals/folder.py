@@ -214,11 +214,21 @@ def check_same(old: RunFile, identity: dict[str, Any], path: Path) -> None:
     Raises:
         UsageError: something of what makes a run differs; the message names it with both values.
     """
-    now = plain(identity)
-    both = [name for name in old.identity if name in now]
-    differs = [f"{name} was {_short(old.identity[name])}, is now {_short(now[name])}" for name in both if old.identity[name] != now[name]]
+    was, now = _flat(old.identity), _flat(plain({name: value for name, value in identity.items() if name in old.identity}))
+    known = {name: value for name, value in was.items() if name.partition(".")[0] in identity}
+    names = [*known, *(name for name in now if name not in known)]
+    pairs = [(name, known.get(name), now.get(name)) for name in names]
+    differs = [f"{name} was {_short(before)}, is now {_short(after)}" for name, before, after in pairs if before != after]
     if differs:
         raise UsageError(f"{str(path)!r} holds another run: {'; '.join(differs)}. Choose another folder, or give this one another label")
+
+
+def _flat(values: Mapping[str, Any], within: str = "") -> dict[str, Any]:
+    """Return nested values under dotted names, so that only what differs is named."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= _flat(value, f"{within}{name}.") if isinstance(value, Mapping) and value else {f"{within}{name}": value}
+    return found
 
 
 def trec_lines(record: Record, tag: str) -> Iterator[str]:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from inward.explain import finite_only
 from inward.trace import Event, Gated, Generated, Noted, Outcome, Scored, Searched
 from inward.types import Passage, Usage
 
@@ -84,7 +85,8 @@ class GatedStep(_Step, frozen=True, kw_only=True, tag="gated"):
 
     name: str
     value: float | None
-    above: float | None
+    above: float | str | None
+    """An infinity is the text "inf" or "-inf"."""
     open: bool
     parts: dict[str, float | None] = {}
 
@@ -180,7 +182,7 @@ def _step(event: Event) -> Step:
                 number=event.number,
                 name=event.name,
                 value=_finite(event.value),
-                above=_finite(event.above),
+                above=finite_only(event.above),
                 open=event.open,
                 parts={name: _finite(value) for name, value in event.parts.items()},
             )

@@ -18,7 +18,7 @@ from inward.explain import harmless
 
 UNAIDED = "no-retrieval"
 BASELINES = (UNAIDED, "single-step")
-COLUMNS = ("em", "f1", "acc", "acc_text", "R@5", "retrieval", "skip error", "consistency", "AUROC")
+COLUMNS = ("em", "f1", "acc", "acc_text", "R@5", "retrieval", "skip error", "consistency", "AUROC", "PRR")
 COSTS = ("calls", "searches", "prompt_tokens", "generated_tokens")
 COMPARED = ("em", "f1", "acc")
 _FAILURES = 50
@@ -206,7 +206,7 @@ def show_spread(cost: Spread | None) -> Cell:
     """Show a cost: mean, then median and 95th percentile."""
     if cost is None:
         return Cell(text="–", detail="no question is done")
-    return Cell(text=f"{cost.mean:,.1f}", detail=f"{cost.p50:,.0f}, {cost.p95:,.0f}")
+    return Cell(text=f"{cost.mean:,.1f}", detail=f"p50 {cost.p50:,.0f}, p95 {cost.p95:,.0f}")
 
 
 def show_difference(found: Difference) -> Cell:
@@ -253,12 +253,13 @@ def _settings(runs: Sequence[Scores]) -> list[tuple[str, str]]:
 def _notes(setting: Setting) -> tuple[str, ...]:
     own = "left out" if setting.ignore_identical_ids else "counted"
     return (
-        f"Answers are compared in the form '{setting.normaliser}'. Brackets hold 95 % bootstrap intervals over questions. "
+        f"Answers are compared in the form '{setting.normaliser}'. Brackets hold 95 % bootstrap intervals over questions, "
+        "exact binomial ones where all questions agree. "
         "`inward metrics list` defines every column.",
         "AUROC: how well the gate's first value tells wrong unaided answers from right ones. "
         "Skip error: wrong answers among questions that were not looked up. "
         "Consistency: of the questions right without retrieval, the share still right. "
-        "Costs: mean, then median and 95th percentile.",
+        "PRR: share of the possible gain that the gate's ranking brings over chance. Costs: mean, then median and 95th percentile.",
         f"A passage with the question's own id is {own}.",
         "Differences are between runs of the same questions, model, prompt and seed. "
         "p values are two-sided, and corrected (Holm) over all comparisons of a data set.",

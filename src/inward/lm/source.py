@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from inward.errors import MissingExtra, ModelError, UsageError
+from inward.errors import MissingExtra, ModelError, ModelMissing, UsageError
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _UNSAFE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack", ".npz")
@@ -68,7 +68,7 @@ def find_source(name: str | Path, gguf_file: str | None, local_files_only: bool 
         or path.suffix.lower() == ".gguf"
     ):
         hint = "; a file in a repository of the hub is written 'owner/name::file.gguf'" if path.suffix.lower() == ".gguf" else ""
-        raise ModelError(f"there is no model at {base!r} (looked in {str(Path.cwd())!r}){hint}")
+        raise ModelMissing(f"there is no model at {base!r} (looked in {str(Path.cwd())!r}){hint}")
     if not _HUB_ID.fullmatch(base):
         raise ModelError(f"{base!r} is no folder here and cannot be a hub id (owner/name)")
     return Source(name=text, place=base, gguf=gguf, is_local=False, offline=is_offline(local_files_only))

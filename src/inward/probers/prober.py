@@ -221,6 +221,8 @@ class Prober:
             ModelError: there is none, it is of a newer format, or a weight is missing, foreign or of another shape.
         """
         path = Path(name) if name != "demo" else Path(str(resources.files("inward") / "data" / "prober"))
+        if name == "demo" and not path.is_dir():
+            raise ModelError("no prober comes with this version for the bundled model: make one with `inward prober train`")
         if not path.is_dir():
             path = _download(str(name), revision=revision, cache_dir=cache_dir, local_files_only=local_files_only, token=token)
         card = _read_card(path)

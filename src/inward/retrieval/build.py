@@ -52,11 +52,13 @@ class BuildReport(msgspec.Struct, frozen=True, kw_only=True):
     replaced: int
     """Documents that came again with another content: the last one is in the index."""
     problems: tuple[str, ...]
-    """The first hundred bad or replaced lines, each with its number."""
+    """The first hundred bad, replaced or empty ones, each with its number."""
     fingerprint: str
     seconds: float
     bytes: int
     """On disk."""
+    ignored: int = 0
+    """Files of the folder that were not read: neither .txt nor .md, or hidden."""
 
 
 def build_index(
@@ -118,6 +120,7 @@ def build_index(
         fingerprint=card.fingerprint,
         seconds=time.perf_counter() - began,
         bytes=bytes_of(path / card.data),
+        ignored=corpus.ignored,
     )
 
 

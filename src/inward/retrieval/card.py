@@ -25,7 +25,7 @@ from typing import TypeVar
 
 import msgspec
 
-from inward.errors import IndexUnusable
+from inward.errors import IndexMissing, IndexUnusable
 from inward.retrieval.analysis import AnalyserSpec
 from inward.retrieval.split import SplitSpec
 from inward.whole import clear_left_overs, write_whole
@@ -78,6 +78,12 @@ class IndexCard(msgspec.Struct, frozen=True, kw_only=True):
         return blake2b(msgspec.json.encode(parts), digest_size=8).hexdigest()
 
 
+def _missing(path: Path) -> IndexMissing:
+    if path.is_dir() and any(path.iterdir()):
+        return IndexMissing(f"{str(path)!r} is a folder and no index; if it holds your texts: inward index build {path} NEW-FOLDER")
+    return IndexMissing(f"no index at {str(path)!r}; build it with: {build_command(path)}")
+
+
 def read_card(path: Path) -> IndexCard:
     """Return the card in force.
 
@@ -103,7 +109,7 @@ def _decode(file: Path, path: Path) -> IndexCard:
     try:
         raw = file.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise IndexUnusable(f"no index at {str(path)!r}; build it with: {build_command(path)}") from error
+        raise _missing(path) from error
     try:
         header = msgspec.json.decode(raw, type=_Header)
         if header.kind != KIND:

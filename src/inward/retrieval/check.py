@@ -11,7 +11,7 @@ from inward.retrieval.analysis import terms
 from inward.retrieval.bm25 import Asked, Snapshot, allowed, open_snapshot, rank
 from inward.retrieval.build import bytes_of
 from inward.retrieval.card import IndexCard, read_card, read_meta
-from inward.retrieval.segments import CONTENT_MODULUS, Row, damaged_files, first_line, panics_are_damage, parts, stored_content
+from inward.retrieval.segments import CHECKED, CONTENT_MODULUS, Row, damaged_files, first_line, panics_are_damage, parts, stored_content
 
 _SAMPLE, _SAMPLE_PER_PART = 64, 1
 _MANY = 100_000
@@ -48,7 +48,15 @@ class IndexInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Segment(msgspec.Struct):
+    segment_id: str
     deletes: dict[str, int] | None = None
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Beginnings of the names of its files; what other names there are belongs to no commit."""
+        name = self.segment_id.replace("-", "")
+        deleted = () if self.deletes is None else (f"{name}.{self.deletes.get('opstamp')}.del",)
+        return (*(f"{name}.{kind}" for kind in CHECKED if kind != "del"), *deleted)
 
 
 class _Meta(msgspec.Struct):
@@ -82,7 +90,8 @@ def verify(path: str | Path) -> VerifyReport:
     """
     path = Path(path)
     card = read_card(path)
-    if other := damaged_files(path / card.data):
+    names = [name for segment in read_meta(path / card.data, _Meta).segments for name in segment.files]
+    if other := damaged_files(path / card.data, names):
         said = f"{', '.join(other)}: not as written (checksum); build the index again"
         return VerifyReport(path=str(path), passed=False, checks=(Check(name="files", passed=False, detail=said),))
     now = open_snapshot(path)

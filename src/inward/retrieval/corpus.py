@@ -83,6 +83,8 @@ class Corpus:
         """Size of the files as stored; None where it is not known."""
         self.text_bytes: int | None = None
         """Estimated size unpacked."""
+        self.ignored = 0
+        """Files of a folder that are not read."""
         self.bytes_read = 0
         """Of `bytes`; not counted where that is not known."""
         if source == "-":
@@ -101,6 +103,8 @@ class Corpus:
             beir = [path / name for name in ("corpus.jsonl", "corpus.jsonl.gz") if (path / name).is_file()]
             self._files = beir[:1] or sorted(p for p in path.rglob("*") if _is_text(p, path))
             self._root = path
+            if not beir:
+                self.ignored = sum(p.is_file() for p in path.rglob("*")) - len(self._files)
             if not self._files:
                 raise UsageError(f"folder {str(path)!r} holds no corpus.jsonl and no .txt or .md file")
         elif path.exists():

@@ -165,6 +165,7 @@ class Intake:
             return
         if not entries:
             tally.empty += 1
+            tally.name(f"{source}{f', line {document.line}' if document.line else ''}: {document.id!r} has no text and is left out")
             return
         stored = Stored(len(entries), sum(e.content for e in entries) % CONTENT_MODULUS)
         before = seen.meet(document.id, stored, document.line)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
@@ -24,8 +24,8 @@ PARTS = 1024
 """Documents fall into this many parts by hash, so that all passages can be read with little memory."""
 CONTENT_MODULUS = 1 << 128
 _MAX_FACET_BYTES = 200
-_CHECKED = frozenset({".del", ".fast", ".fieldnorm", ".idx", ".pos", ".store", ".term"})
-"""Files that end in a footer with their checksum."""
+CHECKED = ("del", "fast", "fieldnorm", "idx", "pos", "store", "term")
+"""Kinds of files that end in a footer with their checksum."""
 _TAIL, _MAGIC = struct.Struct("<II"), 1337
 _SPAN = frozenset({"doc", "start", "end"})
 
@@ -98,9 +98,9 @@ def panics_are_damage(name: str) -> Iterator[None]:
         raise
 
 
-def damaged_files(folder: Path) -> list[str]:
-    """Return the names of index files that are not as they were written, by the checksum that tantivy puts at the end of each."""
-    return [file.name for file in sorted(folder.iterdir()) if file.suffix in _CHECKED and not _is_as_written(file)]
+def damaged_files(folder: Path, names: Iterable[str]) -> list[str]:
+    """Return which of these files are not as they were written, by the checksum that tantivy puts at the end of each."""
+    return [name for name in names if (folder / name).exists() and not _is_as_written(folder / name)]
 
 
 def _is_as_written(file: Path) -> bool:

@@ -20,6 +20,7 @@ from typing import Any
 from inward.errors import BadInput, UnknownName, Unsupported, UsageError
 from inward.loading_code import function_of
 from inward.protocols import LM, Feature, Retriever
+from inward.strategies.demo_thresholds import with_demo_threshold
 from inward.strategies.hooks import Function, needs
 from inward.strategies.options import Option, Resolved, is_signal, options_of, plain, resolve, signal_needs
 from inward.types import Answer
@@ -131,13 +132,16 @@ def load_strategy(name: str | Function, *, lm: LM, retriever: Retriever | None =
             `"gated(mean-nll)"` is short for `"gated"` with `signal="mean-nll"`.
         lm: the model, see `load_lm`.
         retriever: where passages come from, see `load_retriever`; strategies that never search need none.
-        options: the function's own keyword arguments. Signals go by name; prompts by file.
+        options: the function's own keyword arguments. Signals go by name; prompts by file. Thresholds of the bundled model with
+            the bundled prompt are known.
 
     Raises:
         UnknownName: no such strategy, option or signal; the message suggests the nearest.
         UsageError: an option of the wrong type, or one without default that is missing.
         Unsupported: the model cannot give what the strategy or its signal reads.
     """
+    if isinstance(name, str):
+        options = with_demo_threshold(name, getattr(lm, "name", None), options)
     return plan(name, options).bind(lm=lm, retriever=retriever)
 
 

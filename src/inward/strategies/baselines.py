@@ -9,7 +9,7 @@ from msgspec import Meta
 from inward.prompts import PromptTemplate
 from inward.protocols import LM, Retriever
 from inward.strategies.drafting import write
-from inward.types import Answer
+from inward.types import Answer, Filter
 
 
 async def no_retrieval(
@@ -28,8 +28,9 @@ async def single_step(
     lm: LM,
     retriever: Retriever,
     k: Annotated[int, Meta(ge=1)] = 5,  # Probing-RAG section 3.2: the passages of a single-step retrieval
+    where: Filter | None = None,
     prompt: PromptTemplate | None = None,
 ) -> Answer:
     """Search once with the question, then answer from what was found."""
-    passages = await retriever.search(question, k)
+    passages = await retriever.search(question, k, where=where)
     return (await write(question, passages, lm=lm, prompt=prompt)).answer

@@ -11,7 +11,7 @@ from inward.protocols import LM, Retriever, Signal
 from inward.signals.tokens import mean_nll
 from inward.strategies.drafting import write
 from inward.trace import gate, note
-from inward.types import Answer
+from inward.types import Answer, Filter
 
 
 async def gated(
@@ -23,6 +23,7 @@ async def gated(
     signal: Signal = mean_nll,  # the least costly: one pass over the logits that were made anyway
     k: Annotated[int, Meta(ge=1)] = 5,  # Probing-RAG section 3.2, so that all strategies read the same passages
     max_retrievals: Annotated[int, Meta(ge=0)] = 1,  # ours: a plain gate looks up once
+    where: Filter | None = None,
     prompt: PromptTemplate | None = None,
 ) -> Answer:
     """Draft an answer, and search once if a signal says that the model was unsure of it.
@@ -36,7 +37,7 @@ async def gated(
         if not gate(signal.name, reading.value, above=threshold, parts=reading.parts):
             break
         query = f"{question} {draft.answer.text}" if draft.answer.passages else question
-        passages = await retriever.search(query, k)
+        passages = await retriever.search(query, k, where=where)
         if not passages:
             note("nothing found", "the draft stands")
             break

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from math import isnan
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, TypeGuard, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -26,11 +27,22 @@ PARTS = ("lm", "retriever")
 """Keyword arguments that are bound, not configured."""
 
 _MORE: Mapping[str, str] = {
-    "threshold": "; it belongs to one signal, model and prompt: docs/guides/first-question.md says how to choose one",
+    "threshold": "; it belongs to one signal, model and prompt: see `Choose a threshold` in the guide to the first question",
 }
 
 
 _WRITTEN: Mapping[Any, str] = {Signal: "name of a signal", PromptTemplate: "prompt file", Prober: "folder or id of a prober"}
+
+
+def _written(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return " | ".join(map(str, get_args(kind)))
+    if get_origin(kind) is Mapping or get_origin(kind) is dict:
+        return "mapping"
+    kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    if isinstance(kind, Hashable) and kind in _WRITTEN:
+        return _WRITTEN[kind]
+    return str(getattr(kind, "__name__", kind))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +63,7 @@ class Option:
     def type_name(self) -> str:
         """The type as one writes it."""
         kinds = [kind for kind in _members(self.type) if kind is not NoneType]
-        return " | ".join(str(_WRITTEN.get(kind) or getattr(kind, "__name__", kind)) for kind in kinds)
+        return " | ".join(_written(kind) for kind in kinds)
 
     @property
     def flag(self) -> str:
@@ -107,7 +119,8 @@ def resolve(declared: Mapping[str, Option], given: Mapping[str, Any], label: str
     for option in missing:  # after what was given: a mistake in that must not hide behind what is not there
         raise UsageError(
             f"`{label}` needs {option.name} ({option.type_name}, no default): pass {option.name}=... "
-            f"(on the command line: {option.flag}){_MORE.get(option.name, '')}"
+            f"(on the command line: {option.flag} of `inward ask`, --set {label}.{option.name}=... of `inward eval run`; in its file: "
+            f"options: {{{option.name}: ...}}){_MORE.get(option.name, '')}"
         )
     signals = [value for value in values.values() if is_signal(value)]
     named = values.get("signal")
@@ -147,13 +160,17 @@ def _convert(value: Any, option: Option, label: str) -> Any:
     try:
         return msgspec.convert(value, option.type)
     except msgspec.ValidationError as error:
-        raise UsageError(f"{option.name} of `{label}` must be {option.type_name}, got {value!r} ({_why(error)})") from error
+        if (least := _least(error)) is not None:
+            raise UsageError(f"{option.name} of `{label}` must be at least {least}, got {value!r}") from error
+        raise UsageError(f"{option.name} of `{label}` must be {option.type_name}, got {value!r} ({error})") from error
     except TypeError:  # a type that cannot be checked at run time, such as a Protocol of the user's
         return value
 
 
-def _why(error: msgspec.ValidationError) -> str:
-    return str(error).replace("Expected `int` >= ", "expected at least ").replace("Expected `float` >= ", "expected at least ")
+def _least(error: msgspec.ValidationError) -> str | None:
+    """Return the smallest value allowed, where that is what was wrong."""
+    found = re.fullmatch(r"Expected `(?:int|float)` >= (?P<least>\S+)", str(error))
+    return found["least"] if found else None
 
 
 def _members(kind: Any) -> tuple[Any, ...]:

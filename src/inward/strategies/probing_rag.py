@@ -14,9 +14,9 @@ from inward.probers.prober import Combine, Prober
 from inward.prompts import PromptTemplate
 from inward.protocols import LM, Retriever
 from inward.strategies.drafting import Draft, write
-from inward.strategies.hooks import fits, settles
+from inward.strategies.hooks import fits, needs, settles
 from inward.trace import gate, note
-from inward.types import Answer, Passage
+from inward.types import Answer, Filter, Passage
 
 Query: TypeAlias = Literal["draft", "paper", "question", "code"]
 Count: TypeAlias = Annotated[int, Meta(ge=0)]
@@ -62,6 +62,7 @@ def check(values: Mapping[str, Any], lm: LM) -> list[str]:
     return warnings
 
 
+@needs("states")
 @settles(settle)
 @fits(check)
 async def probing_rag(
@@ -78,6 +79,7 @@ async def probing_rag(
     query: Query = "draft",  # the paper's first form, at every round
     after_last: Literal["write", "paper"] = "write",  # "paper": the literal loop never reads what its last search found
     abstain_below: Annotated[float, Meta(ge=0, le=1)] = 0.0,  # ours
+    where: Filter | None = None,
     prompt: PromptTemplate | None = None,
 ) -> Answer:
     """Draft an answer; while the probers say that the model does not know it, search and write again.
@@ -92,7 +94,7 @@ async def probing_rag(
     searches = 0
     while gate(prober.name, reading.value, above=threshold, parts=reading.parts) and searches < max_retrievals:
         searches += 1
-        found = await retriever.search(_query(query, question, draft, prompt), k)
+        found = await retriever.search(_query(query, question, draft, prompt), k, where=where)
         if not found or {p.id for p in found} <= {p.id for p in draft.answer.passages}:
             note("nothing new found", "the draft stands")
             break

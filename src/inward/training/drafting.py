@@ -72,7 +72,7 @@ class _Everything:
         self.capture: Capture | None = capture
 
     def wants(self, sampling: Sampling) -> Sampling:
-        return replace(sampling, token_scores=("logprobs", "entropies"))
+        return replace(sampling, token_scores=("logprobs", "entropies", "energies"))
 
     async def __call__(self, generation: Generation) -> Reading:
         return Reading(value=float("nan"))

@@ -237,6 +237,9 @@ def read_drafts(path: str | Path) -> Drafts:
                 raise InwardError(f"the states of {made.id!r} in {str(path)!r} are not those that were written; run the same command again")
     raw = np.memmap(folder / STATES, dtype="<f4", mode="r") if (folder / STATES).stat().st_size else np.empty(0, "<f4")
     found = Drafts(folder, run, questions, raw[: len(raw) // (shape[0] * shape[1]) * shape[0] * shape[1]].reshape(-1, *shape))
+    if not found.rows and found.failed:
+        first = found.failed[0]
+        raise BadInput(f"all {len(questions)} questions in {str(path)!r} failed, such as {first.id!r} ({first.error}); draft them again")
     if not found.rows:
         raise BadInput(f"no draft in {str(path)!r} has a token to read states of")
     return found

@@ -46,7 +46,21 @@ def run(*arguments: str) -> int:
     return cli.main(list(arguments))
 
 
-TRAIN = ("prober", "train", "made", "--data", "qa.jsonl", "--model", "tiny", "--prompt", "p.toml", "--label", "column", "--layers", "0,1")
+TRAIN = (
+    "prober",
+    "train",
+    "made",
+    "--data",
+    "qa.jsonl",
+    "--model",
+    "tiny",
+    "--prompt",
+    "p.toml",
+    "--label",
+    "column",
+    "--set",
+    "layers=0,1",
+)
 
 
 def test_from_questions_to_a_prober_and_its_thresholds(questions: str, tiny: BatchedLM, capsys: pytest.CaptureFixture[str]):
@@ -76,7 +90,7 @@ def test_from_questions_to_a_prober_and_its_thresholds(questions: str, tiny: Bat
 
 
 def test_a_prober_is_measured_and_calibrated_on_new_questions(questions: str, tiny: BatchedLM, capsys: pytest.CaptureFixture[str]):
-    assert run(*TRAIN, *QUICK_FLAGS, "--no-plots") == 0
+    assert run(*TRAIN, *QUICK_FLAGS, "--set", "plots=false") == 0
     rows = [json.loads(line) for line in Path(questions).read_text().splitlines()]
     new = [{**row, "id": f"n{row['id']}", "question": f"Who is {row['id']}?"} for row in rows[:20]]
     Path("new.jsonl").write_text("".join(json.dumps(row) + "\n" for row in new))
@@ -96,11 +110,13 @@ def test_a_prober_is_measured_and_calibrated_on_new_questions(questions: str, ti
     ("changed", "said"),
     [
         (("--label", "answr"), "answr"),
-        (("--recipe", "papr"), "papr"),
+        (("--set", "recipe=papr"), "papr"),
         (("--set", "hiden=3"), "hiden"),
         (("--set", "epochs=many"), "--set"),
-        (("--layers", "1,x"), "--layers takes"),
-        (("--layers", "9"), r"layers [9] do not exist"),
+        (("--set", "layers=1,x"), "layers takes"),
+        (("--set", "k=0"), "k takes a whole number of at least 1"),
+        (("--set", "site=nowhere"), "site must be one of"),
+        (("--set", "layers=9"), r"layers [9] do not exist"),
         (("--threshold", "max-skip-eror=0.1"), "max-skip-eror"),
         (("--test", "qa.jsonl"), "are among those kept for testing"),
         (("--data", "missing.jsonl"), "missing.jsonl"),
@@ -135,17 +151,17 @@ def test_failures_stop_training_unless_allowed(
             return await super().generate(prompt, sampling, capture=capture)
 
     monkeypatch.setattr(make, "load_lm", lambda name, **_: Failing())
-    train = (*TRAIN, "--no-plots", "--index", "-", *QUICK_FLAGS)
+    train = (*TRAIN, "--set", "plots=false", "--index", "-", *QUICK_FLAGS)
     assert run(*train) == 1
     assert "1 of 40 questions failed, such as 'qa/7' (RuntimeError: out of order)" in capsys.readouterr().err
-    assert run(*train, "--allow-failed") == 0
+    assert run(*train, "--set", "allow_failed=true") == 0
     monkeypatch.setattr(make, "load_lm", lambda name, **_: Model())
     assert run(*train, "--retry-failed") == 0
     assert len(read_drafts("made/drafts").rows) == 40
 
 
 def test_drafts_of_another_prompt_do_not_fit_a_prober(tmp_path: Path, questions: str, tiny: BatchedLM, capsys: pytest.CaptureFixture[str]):
-    assert run(*TRAIN, *QUICK_FLAGS, "--no-plots") == 0
+    assert run(*TRAIN, *QUICK_FLAGS, "--set", "plots=false") == 0
     write_drafts([data(12)], Model(), PLAN, tmp_path / "other")
     assert run("prober", "eval", "made", "--drafts", "other") == 2
     assert "made for model" in capsys.readouterr().err
