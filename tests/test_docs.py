@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```\s*$", re.M | re.S)
-NOT_RUN = ("text", "toml", "json")
+NOT_RUN = ("text", "toml", "json", "yaml")
 
 
 class Fence(NamedTuple):
@@ -64,6 +64,10 @@ def test_every_fence_is_of_a_kind_that_runs_or_says_why_not(page: Path):
 @pytest.mark.parametrize("page", [page for page in PAGES if any(f.language == "python" for f in fences(page))], ids=label)
 def test_python_fences_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for fence in fences(page):
+        if fence.language == "python" and (name := re.match(r"# (\w+\.py)\n", fence.body)):
+            (tmp_path / name[1]).write_text(fence.body, encoding="utf-8")
     namespace: dict[str, object] = {"__name__": "__main__"}
     for fence in fences(page):
         if fence.language == "python" and not fence.note:

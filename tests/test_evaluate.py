@@ -285,3 +285,9 @@ def test_outcomes_are_handed_over_as_they_come_and_what_the_taker_raises_ends_th
 
     with pytest.raises(OSError, match="no room"):
         asyncio.run(each(turn, ["1", "500"], full))
+
+
+@pytest.mark.parametrize("bad", [5, None])
+def test_what_is_no_question_is_refused(bad: object):
+    with pytest.raises(BadInput, match="a question is text"):
+        ask(bad)

@@ -184,3 +184,12 @@ def test_a_gate_after_the_last_search_decides_something_else():
 
 def test_no_threshold_is_minus_zero():
     assert "above 0 " in explain(replace(OUTCOME, events=(replace(GATE, above=-0.0),)))
+
+
+def test_what_holds_the_answer_is_cited_and_what_was_only_read_is_not():
+    shown = (Passage(id="p1", text="Nothing."), Passage(id="p2", title="Jane Austen", text="Emma."))
+    outcome = replace(OUTCOME, answer=Answer(text="So: Austen.", short="Jane Austen", passages=shown))
+    assert [passage.id for passage in outcome.cited] == ["p2"]
+    assert to_dict(outcome)["cited"] == ["p2"]
+    alone = replace(OUTCOME, answer=Answer(text="x", short="x", passages=shown[:1]))
+    assert "the passage it read does not name this answer" in alone.explain()

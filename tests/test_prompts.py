@@ -297,3 +297,20 @@ def test_N7_fitting_counts_few_prompts():
     calls.clear()
     fit(DEFAULT, "Who?", passages, Counting(lambda _: "", context=600), 30)
     assert len(calls) <= 9
+
+
+def test_a_file_without_stops_ends_before_the_next_question(tmp_path: Path):
+    (tmp_path / "p.toml").write_text("# empty\n")
+    assert PromptTemplate.load(tmp_path / "p.toml").stop == ("\nQuestion:",)
+    (tmp_path / "p.toml").write_text('question = "Q:"\n')
+    assert PromptTemplate.load(tmp_path / "p.toml").stop == ("\nQ:",)
+    (tmp_path / "p.toml").write_text("stop = []\n")
+    assert PromptTemplate.load(tmp_path / "p.toml").stop == ()
+
+
+def test_the_bundled_file_can_be_had(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    from inward.cli import main
+
+    assert main(["prompt"]) == 0
+    (tmp_path / "my.toml").write_text(capsys.readouterr().out)
+    assert PromptTemplate.load(tmp_path / "my.toml").fingerprint == PromptTemplate.load().fingerprint

@@ -288,3 +288,18 @@ def test_where_that_leaves_nothing_says_so(run: Run, corpus: str):
     run("build", corpus, "ix")
     assert run("search", "ix", "planet", "--where", "kind=metal").out == "no passage with this metadata shares a term with the query\n"
     assert run("search", "ix", "zebra").out == "no passage shares a term with the query\n"
+
+
+def test_a_folder_of_texts_is_no_index_and_what_is_not_read_is_counted(run: Run, tmp_path: Path):
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    (notes / "vpn.md").write_text("# Access\nTokens come by post.")
+    (notes / "empty.md").write_text("")
+    (notes / "page.html").write_text("<p>")
+    ran = run("search", "notes", "tokens")
+    assert ran.code == 2
+    assert "'notes' is a folder and no index; if it holds your texts: inward index build notes NEW-FOLDER" in ran.err
+    ran = run("build", "notes", "ix2")
+    assert ran.code == 0
+    assert "'empty.md' has no text and is left out" in ran.err
+    assert "1 file of other kinds not read" in ran.err

@@ -11,6 +11,7 @@ from inward.strategies import load_strategy
 from inward.testing import FixedRetriever, FunctionLM, prompt_text
 from inward.trace import Generated, Outcome
 from inward.types import Passage
+from knowing import knowing_prober, states_of
 
 
 def prompts(outcome: Outcome) -> list[str]:
@@ -88,3 +89,15 @@ def test_N7_a_question_that_alone_does_not_fit_is_an_error(run: Callable, index:
 
     with pytest.raises(ContextLengthExceeded):
         run(load_strategy("single-step", lm=FunctionLM(lambda _: "x", context=40), retriever=index), "word " * 100)
+
+
+@pytest.mark.parametrize("name", ["single-step", "gated", "probing-rag"])
+def test_every_strategy_that_searches_takes_a_filter(name: str, say: Callable, run: Callable):
+    shown = [
+        Passage(id="a", text="Zymurgia is in Paris.", metadata={"tenant": "a"}),
+        Passage(id="b", text="Zymurgia is in Rome.", metadata={"tenant": "b"}),
+    ]
+    lm = FunctionLM(lambda prompt: say("Lyon"), scores={"logprobs": lambda text: -2.0}, states=states_of)
+    more = {"gated": {"threshold": 0.5}, "probing-rag": {"prober": knowing_prober(), "threshold": 0.0}}.get(name, {})
+    outcome = run(load_strategy(name, lm=lm, retriever=FixedRetriever(shown), where={"tenant": "b"}, **more))
+    assert [passage.id for passage in outcome.answer.passages] == ["b"]

@@ -251,3 +251,11 @@ def test_signals_are_protocol_members():
     signal: Signal = load_signal("mean-nll")
     retriever: Retriever = INDEX
     assert (signal.name, retriever) == ("mean-nll", INDEX)
+
+
+def test_the_bundled_model_has_its_threshold_also_when_it_is_loaded():
+    lm = FunctionLM(lambda _: "x", scores={"logprobs": lambda text: -0.1})
+    lm.name = "demo"
+    assert load_strategy("gated(mean-nll)", lm=lm, retriever=INDEX).options["threshold"] == 0.47
+    with pytest.raises(UsageError, match=r"needs threshold .*--set gated\.threshold=\.\.\. of `inward eval run`"):
+        load_strategy("gated(mean-nll)", lm=LM_, retriever=INDEX)

@@ -134,7 +134,7 @@ def test_drafts_of_another_kind_in_the_same_folder_are_refused(change: dict, sai
     made(tmp_path)
     with pytest.raises(UsageError, match=said):
         made(tmp_path, **change)
-    with pytest.raises(UsageError, match="data was"):
+    with pytest.raises(UsageError, match=r"data\.d was"):
         write_drafts([data(5)], Model(), PLAN, tmp_path)
 
 
