@@ -101,5 +101,5 @@ def both(count: int = 30) -> Sequence[DraftData]:
 
 if __name__ == "__main__":
     lm = Model()
-    lm.slow = 0.002
+    lm.slow = 0.01
     write_drafts(both(), lm, PLAN, Path(sys.argv[1]))
