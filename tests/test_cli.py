@@ -405,8 +405,8 @@ def test_W3_ask_with_the_bundled_model_and_index_makes_no_connection():
     ("arguments", "code", "message"),
     [
         (("a " * 40_000,), 1, "1 of 1 questions failed; the first: ContextLengthExceeded: the question needs 4"),
-        (("q", "--model", "nowhere/found.gguf", "--threshold", "1"), 1, "nowhere/found.gguf"),
-        (("q", "--index", "nowhere"), 1, "nowhere"),
+        (("q", "--model", "nowhere/found.gguf", "--threshold", "1"), 2, "nowhere/found.gguf"),
+        (("q", "--index", "nowhere"), 2, "nowhere"),
         (("q", "--prompt", "nowhere.toml", "--threshold", "1"), 2, "the prompt file 'nowhere.toml' cannot be read"),
     ],
 )

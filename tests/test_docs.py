@@ -62,7 +62,7 @@ def test_every_fence_is_of_a_kind_that_runs_or_says_why_not(page: Path):
 
 @pytest.mark.real
 @pytest.mark.parametrize("page", [page for page in PAGES if any(f.language == "python" for f in fences(page))], ids=label)
-def test_python_fences_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_N3_python_fences_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     for fence in fences(page):
@@ -77,7 +77,7 @@ def test_python_fences_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.real
 @pytest.mark.parametrize("page", [page for page in PAGES if any(f.language == "sh" and not f.note for f in fences(page))], ids=label)
-def test_shell_fences_run(page: Path, tmp_path: Path):
+def test_N3_shell_fences_run(page: Path, tmp_path: Path):
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     for source in fences(page):
         if source.language == "python" and (name := re.match(r"# (\w+\.py)\n", source.body)):

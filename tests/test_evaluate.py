@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from inward import ask, evaluate
+from inward import ask, evaluate, load_strategy
 from inward.errors import BadInput, UnknownName, UsageError
 from inward.evals.run import Finished, answer, each
 from inward.lm import BatchedLM
@@ -291,3 +291,15 @@ def test_outcomes_are_handed_over_as_they_come_and_what_the_taker_raises_ends_th
 def test_what_is_no_question_is_refused(bad: object):
     with pytest.raises(BadInput, match="a question is text"):
         ask(bad)
+
+
+def test_R7_alone_or_four_at_once_tokens_and_decisions_are_the_same():
+    lm = tiny_lm("llama")
+    strategy = load_strategy("gated(mean-nll)", lm=lm, retriever=FixedRetriever([Passage(id="p", text="A passage.")]), threshold=5.4)
+    asked = [f"Question {'x' * n}?" for n in (1, 9, 30, 4)]
+    one = asyncio.run(evaluate(strategy, asked, concurrency=1))
+    four = asyncio.run(evaluate(strategy, asked, concurrency=4))
+    for a, b in zip(one, four, strict=True):
+        assert [e.texts for e in a.events if isinstance(e, Generated)] == [e.texts for e in b.events if isinstance(e, Generated)]
+        assert [g.open for g in a.gates] == [g.open for g in b.gates]
+        assert [g.value for g in a.gates] == pytest.approx([g.value for g in b.gates], rel=1e-5)

@@ -159,6 +159,19 @@ def info(path: str, as_json: bool) -> None:
     click.echo(msgspec.json.encode(card) if as_json else describe(card))
 
 
+@prober.command(context_settings=HELP)
+def recipes() -> None:
+    """Print how each recipe trains, and where the published ones differ from the default."""
+    from inward.probers.train import RECIPES
+
+    base = msgspec.to_builtins(RECIPES["fixed"])
+    for name, recipe in RECIPES.items():
+        values = msgspec.to_builtins(recipe)
+        shown = values if name == "fixed" else {key: value for key, value in values.items() if value != base[key]}
+        click.echo(f"{name:<7} {', '.join(f'{key}={value}' for key, value in shown.items())}")
+    click.echo("\npaper and code differ from each other where the paper and its released code do; see docs/papers.md")
+
+
 def describe(card: ProberCard) -> str:
     """Put a card into words."""
     lines = [
@@ -166,7 +179,7 @@ def describe(card: ProberCard) -> str:
         f"reads        {card.site}, blocks {', '.join(map(str, card.layers))}; {card.positions}",
         f"drafts       prompt {card.prompt[:12]}, at most {card.max_tokens} tokens; right by the rule {card.label!r}",
         f"network      {'linear' if not card.depth else f'{card.depth} hidden layers of {card.hidden}'}, one a block",
-        "questions    " + "; ".join(f"{part}: {n}" for part, n in card.rows.items()),
+        "made from    " + "; ".join(f"{part}: {n} ({card.right.get(part, 0)} right)" for part, n in card.rows.items()),
     ]
     for threshold in card.thresholds:
         lines.append(

@@ -106,7 +106,7 @@ FAULTS = [
     Fault("a finished run is run again", "evals.suite:_run_all", "todo or not _is_finished(made)", "True", "finished_is_left"),
     Fault("another run is let in", f"{F}check_same", "if differs:", "if False:", "another_run"),
     Fault("another model is let in", f"{F}RunFolder.begin", "check_same(old, run.identity, self.path)", "pass", "another_model"),
-    Fault("values are compared as they are in memory", f"{F}check_same", "now = plain(identity)", "now = identity", "infinite_threshold"),
+    Fault("values are compared as they are in memory", f"{F}check_same", "_flat(plain(", "_flat((", "infinite_threshold"),
     Fault("an id may come twice", f"{F}numbered", "if value.id in seen:", "if False:", "damaged_line"),
     Fault("failed questions are kept", "evals.suite:_run_all", "set(folder.failed) if retry_failed else set()", "set()", "failures"),
     Fault("failed questions are dropped before the model is there", "evals.suite:_run_all", "            done = folder.done()",

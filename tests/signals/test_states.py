@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from math import isnan, log
+from math import inf, isnan, log
 from pathlib import Path
 
 import numpy as np
@@ -108,11 +108,11 @@ def test_blank_samples_are_left_out_and_k_shrinks():
 @pytest.mark.parametrize("texts", [["", " "], ["yes"], ["yes", ""]])
 def test_with_fewer_than_two_samples_there_is_no_score(texts: list[str]):
     rows = np.ones((len(texts), 4))
-    assert isnan(read(*(sample(text, row) for text, row in zip(texts, rows, strict=True))).value)
+    assert read(*(sample(text, row) for text, row in zip(texts, rows, strict=True))).value == inf
 
 
 def test_a_state_that_is_not_finite_gives_no_score():
-    assert isnan(read(sample("a", np.array([1.0, np.nan])), sample("b", np.array([1.0, 2.0]))).value)
+    assert read(sample("a", np.array([1.0, np.nan])), sample("b", np.array([1.0, 2.0]))).value == inf
 
 
 def test_it_asks_for_samples_and_for_the_state_of_the_end_token():
@@ -121,3 +121,16 @@ def test_it_asks_for_samples_and_for_the_state_of_the_end_token():
     assert (asked.n, asked.temperature, asked.top_p, asked.top_k, asked.max_tokens, asked.stop) == (5, 1.0, 0.9, 50, 7, ("x",))
     assert (signal.capture.layers, signal.capture.site, signal.capture.pool) == ((8,), "mlp_raw", "eos")
     assert [middle_layer(n) for n in (32, 18, 30)] == [15, 8, 14]
+
+
+def test_E2_nearly_singular_matrices_have_a_finite_score():
+    half = np.random.default_rng(3).normal(0, 1, 64).astype(np.float16).astype(np.float64)
+    half -= half.mean()
+    same = np.tile(half / np.linalg.norm(half), (20, 1))
+    assert gram_log_det(same) == pytest.approx(-6.4126, abs=1e-3)
+    orthonormal = np.zeros((20, 64))
+    for row in range(20):
+        orthonormal[row, 2 * row : 2 * row + 2] = (0.5**0.5, -(0.5**0.5))
+    assert gram_log_det(orthonormal) == pytest.approx(0.0010, abs=1e-4)
+    assert gram_log_det(same[:1]) == pytest.approx(log(1 + ALPHA))
+    assert read(sample("only one", same[0])).value == inf

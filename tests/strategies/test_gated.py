@@ -9,7 +9,9 @@ from math import inf, nan
 import pytest
 
 from inward.evals.run import answer
-from inward.signals import SIGNALS
+from inward.protocols import LM
+from inward.signals import SIGNALS, load_signal
+from inward.signals.tokens import TokenSignal
 from inward.strategies import load_strategy
 from inward.testing import FixedRetriever, FunctionLM, ScriptedSignal
 from inward.trace import Outcome
@@ -114,6 +116,8 @@ def test_a_decision_can_be_replayed_at_another_threshold(lm: FunctionLM, index: 
 
 # --- the real models ---
 
+TOKEN = [name for name in SIGNALS if isinstance(load_signal(name), TokenSignal)]
+
 
 @pytest.mark.real
 @pytest.mark.parametrize("model", ["gemma", "smollm"])
@@ -127,12 +131,23 @@ def test_real_models_take_both_branches(model: str, request: pytest.FixtureReque
 
         return dict(zip(thresholds, asyncio.run(together()), strict=True))
 
-    opened = outcomes(dict.fromkeys(SIGNALS, -inf))
+    opened = outcomes(dict.fromkeys(TOKEN, -inf))
     values = {name: outcome.gates[0].value for name, outcome in opened.items()}
     closed = outcomes({name: value + 1e-3 for name, value in values.items()})
-    assert len(set(values.values())) == len(SIGNALS)
-    for name in SIGNALS:
+    assert len(set(values.values())) == len(TOKEN)
+    for name in TOKEN:
         assert "Paris" in opened[name].answer.text
         assert (opened[name].usage.generate_calls, opened[name].usage.search_calls) == (2, 1)
         assert closed[name].gates[0].value == pytest.approx(values[name], rel=1e-4)
         assert (closed[name].gates[0].open, closed[name].usage.search_calls) == (False, 0)
+
+
+@pytest.mark.real
+def test_a_signal_of_samples_leaves_the_answer_greedy(smollm: LM, index: FixedRetriever):
+    """The draft is read from twenty samples of the same prompt; what is answered is what every strategy would have answered."""
+    plain = asyncio.run(answer(load_strategy("no-retrieval", lm=smollm), QUESTION))
+    gated = asyncio.run(answer(load_strategy("gated(semantic-entropy)", lm=smollm, retriever=index, threshold=inf), QUESTION))
+    assert gated.answer.text == plain.answer.text
+    assert (gated.usage.generate_calls, gated.usage.sequences) == (2, 21)
+    assert 0 <= gated.gates[0].value <= 3.0
+    assert not gated.gates[0].open

@@ -13,6 +13,7 @@ from drafted import LAYERS, PLAN, Index, Model, data, knows, number, states
 from sklearn.metrics import roc_auc_score
 
 from inward.errors import BadInput, UsageError
+from inward.evals.gates import ece
 from inward.evals.questions import text_hash
 from inward.evals.run import evaluate
 from inward.probers import Prober
@@ -20,7 +21,7 @@ from inward.probers.train import PARTS, Recipe
 from inward.strategies import load_strategy
 from inward.training.drafting import DraftData, write_drafts
 from inward.training.drafts import Drafts, read_drafts
-from inward.training.fit import FitPlan, Fitted, fit, tabulate
+from inward.training.fit import FitPlan, Fitted, fit, logistic, tabulate
 from inward.training.labels import load_label
 from inward.training.make import evaluate_prober, recalibrate
 from inward.training.measures import measure
@@ -193,3 +194,33 @@ def test_a_data_set_with_one_class_has_no_auroc(drafts: Drafts, fitted: Fitted):
     rows = [row for row in drafts.rows if row.draft.mode == "without"][:5]
     (found,) = measure(np.zeros((5, 3), np.float32), rows, np.ones(5, bool), LAYERS, fitted.prober)
     assert set(found.auroc.values()) == {None}
+
+
+def test_R2_the_card_says_how_the_prober_was_made(tmp_path: Path):
+    write_drafts([data(20)], Model(), PLAN, tmp_path)
+    shares = {"train": 1.0, "early-stopping": 1.0, "calibration": 1.0, "test": 1.0}
+    card = fit(read_drafts(tmp_path), plan(shares=shares, recipe=Recipe(hidden=4, depth=1, epochs=2, seed=3))).prober.card
+    assert sum(n for part, n in card.rows.items() if part.endswith("without passages")) == 20
+    assert sum(n for part, n in card.rows.items() if part.endswith("with passages")) == 20
+    for part, n in card.rows.items():
+        assert 0 <= card.right[part] <= n
+    assert sum(card.right.values()) == sum(knows(f"What is thing d{n}?", with_) for n in range(20) for with_ in (False, True))
+    recipe = card.training["recipe"]
+    assert (recipe.learning_rate, recipe.batch, recipe.seed) == (1e-4, 64, 3)
+    assert (card.layers, card.site, card.pool, card.training["shares"]) == (LAYERS, "resid_post", "mean", shares)
+    assert "end token" in card.positions
+
+
+def test_X10_raw_scores_become_a_monotone_confidence():
+    rng = np.random.default_rng(5)
+    raw = rng.normal(0, 4, 200)
+    right = rng.random(200) < 1 / (1 + np.exp(0.4 * raw + 0.8))
+    a, b = logistic(raw[:100], right[:100])
+    sure = 1 / (1 + np.exp(-(a + b * raw)))
+    assert ((sure > 0) & (sure < 1)).all()
+    order = np.argsort(raw)
+    assert (np.diff(sure[order]) <= 0).all(), "surer where the score is lower"
+    held = right[100:].astype(float).tolist()
+    before = ece((1 / (1 + np.exp(np.clip(raw[100:], -60, 60)))).tolist(), held).value
+    assert (ece(sure[100:].tolist(), held).value or 0) <= (before or 0)
+    assert roc_auc_score(~right, raw) == pytest.approx(roc_auc_score(right, sure))

@@ -86,6 +86,8 @@ class ProberCard(msgspec.Struct, frozen=True, kw_only=True):
     inward: str = ""
     rows: dict[str, int] = {}
     """Part (train, early-stopping, calibration, test) and mode -> drafts."""
+    right: dict[str, int] = {}
+    """The same -> right ones among them."""
     question_hashes: tuple[str, ...] = ()
     """Of every question that any part has seen, see `inward.evals.questions.text_hash`."""
     sources: tuple[str, ...] = ()

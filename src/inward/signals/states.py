@@ -8,6 +8,7 @@ block's feed-forward network, at the position where the end token is fed. It ris
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf, isfinite
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +57,7 @@ class EigenScore:
     """The spread of sampled answers' states at one block. Higher is less sure; never below ln(alpha).
 
     Blank samples are left out, and `k` shrinks with them. With fewer than two left, or states that are not finite, there is no score:
-    the value is nan, which opens a gate, and `parts` says how many samples were left.
+    the value is infinite, which opens every gate, and `parts` says how many samples were left.
     """
 
     layer: int
@@ -79,9 +80,8 @@ class EigenScore:
         """Read all completions."""
         kept = [c.states[0] for c in generation.completions if c.text.strip() and c.states is not None]
         parts = {"samples": float(len(kept))}
-        if len(kept) < 2:
-            return Reading(value=float("nan"), parts=parts)
-        return Reading(value=gram_log_det(np.stack(kept), self.alpha), parts=parts)
+        score = gram_log_det(np.stack(kept), self.alpha) if len(kept) > 1 else inf
+        return Reading(value=score if isfinite(score) else inf, parts=parts)
 
 
 def middle_layer(num_layers: int) -> int:

@@ -148,7 +148,7 @@ def calibrate(prober: Prober, rows: Sequence[Row], right: Bools, margins: F32, t
         raise BadInput("there are no calibration questions: give more questions, or the part a share above 0")
     modes = np.array([row.draft.mode for row in rows])
     sums = margins.astype(np.float64).sum(1)
-    confidence = {mode: _logistic(sums[modes == mode], right[modes == mode]) for mode in dict.fromkeys(modes.tolist())}
+    confidence = {mode: logistic(sums[modes == mode], right[modes == mode]) for mode in dict.fromkeys(modes.tolist())}
     prober = Prober(prober.probes, msgspec.structs.replace(prober.card, confidence=confidence), combine=prober.combine, calibration=kept)
     return _with(prober, thresholds=tuple(prober.combined("logits").threshold(name) for name in thresholds))
 
@@ -158,7 +158,7 @@ def _with(prober: Prober, **fields: object) -> Prober:
     return Prober(prober.probes, card, combine=prober.combine, calibration=prober.calibration)
 
 
-def _logistic(x: NDArray[np.float64], right: Bools) -> tuple[float, float]:
+def logistic(x: NDArray[np.float64], right: Bools) -> tuple[float, float]:
     """Fit P(right) = 1 / (1 + exp(-(a + b x))) (Platt 1999): likelihood with a slight pull to 0, so that it always ends."""
     from scipy.optimize import minimize
 
@@ -182,8 +182,10 @@ def _card(drafts: Drafts, plan: FitPlan, layers: tuple[int, ...], trained: Train
     bound["stop"] = tuple(bound["stop"])
     recipe = plan.recipe
     count: Counter[str] = Counter()
-    for row, part in zip(table.rows, table.parts, strict=True):
+    right: Counter[str] = Counter()
+    for row, part, is_right in zip(table.rows, table.parts, table.right, strict=True):
         count[f"{part}, {row.draft.mode} passages"] += 1
+        right[f"{part}, {row.draft.mode} passages"] += bool(is_right)
     return ProberCard(
         layers=layers,
         site=identity["site"],
@@ -199,6 +201,7 @@ def _card(drafts: Drafts, plan: FitPlan, layers: tuple[int, ...], trained: Train
         model_name=manifest["model"],
         inward=__version__,
         rows=dict(sorted(count.items())),
+        right=dict(sorted(right.items())),
         question_hashes=tuple(sorted({row.key for row in table.rows})),
         sources=tuple(f"{name}: {digest}" for name, digest in identity["data"].items()),
         training={
