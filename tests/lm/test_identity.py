@@ -24,16 +24,22 @@ def test_equal_models_have_one_fingerprint():
 
 
 def test_whatever_changes_what_it_computes_changes_the_fingerprint():
-    half = tiny_model("llama").model.to(torch.bfloat16)
     models = [fingerprint(family) for family in FAMILIES]
     others = [
         fingerprint(seed=1),
         fingerprint(tokenizer="u"),
         fingerprint(rms_norm_eps=1e-3),
         fingerprint(rope_parameters={"rope_type": "default", "rope_theta": 5e5}),
-        model_fingerprint(half, "t"),
     ]
     assert len({*models, *others}) == len(models) + len(others)
+
+
+def test_the_same_model_in_another_number_format_is_the_same_model():
+    """What depends on the format is warned of, not refused: a prober's card names it beside the fingerprint."""
+    half = tiny_model("llama").model.to(torch.bfloat16)
+    assert model_fingerprint(half, "t") == fingerprint()
+    assert model_fingerprint(half.to(torch.float16), "t") == fingerprint()
+    assert model_fingerprint(half.to(torch.float32), "t") == fingerprint()
 
 
 def test_a_template_belongs_to_the_model():

@@ -25,16 +25,18 @@ _VOLATILE = (
 def model_fingerprint(model: Any, tokenizer_fingerprint: str) -> str:
     """Hash configuration, tokenizer (with its chat template) and a sample of every weight tensor.
 
-    Weights enter as they are stored in memory: the same model in another dtype or quantisation has another
-    fingerprint.
+    Weights enter rounded to bfloat16: the same model in float32, float16 or bfloat16 has the same fingerprint, quantised it has
+    another. (Casts between them keep what bfloat16 holds, as long as the checkpoint was made in one of the 16-bit formats.)
     """
     digest = hashlib.sha256(tokenizer_fingerprint.encode())
     config = {k: v for k, v in model.config.to_dict().items() if k not in _VOLATILE}
     digest.update(json.dumps(config, sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(f"{name}{tuple(tensor.shape)}".encode())
         flat = tensor.detach().reshape(-1)
         if flat.numel():
             places = torch.linspace(0, flat.numel() - 1, min(_SAMPLE, flat.numel()), device=flat.device, dtype=torch.float64).long()
-            digest.update(flat[places].contiguous().view(torch.uint8).cpu().numpy().tobytes())
+            sample = flat[places].cpu()
+            sample = sample.to(torch.bfloat16) if sample.is_floating_point() else sample
+            digest.update(sample.contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:32]
