@@ -823,8 +823,8 @@ FAULTS = [
     Fault(
         "a fingerprint without the weights",
         "lm.identity:model_fingerprint",
-        "digest.update(flat[places]",
-        "(flat[places]",
+        "digest.update(sample.contiguous()",
+        "(sample.contiguous()",
         "models_differ_in_their_fingerprints",
     ),
     Fault(
