@@ -14,11 +14,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from report import save, table
@@ -122,24 +122,13 @@ def stacked(score: np.ndarray, rows: tuple[Row, ...], right: np.ndarray, folds: 
     found = np.empty(len(rows))
     for fold in range(folds.max() + 1):
         learn = folds != fold
-
-        def cost(w: np.ndarray, learn: np.ndarray = learn) -> float:
-            t = x[learn] @ w[1:] + w[0]
-            return float((np.logaddexp(0, t) - ~right[learn] * t).mean() + 1e-3 * (w[1:] ** 2).sum())
-
-        w: Any = minimize(cost, np.zeros(x.shape[1] + 1), method="BFGS").x
-        found[folds == fold] = x[folds == fold] @ w[1:] + w[0]
+        found[~learn] = LogisticRegression().fit(x[learn], ~right[learn]).decision_function(x[~learn])
     return found
 
 
 def auroc(score: np.ndarray, right: np.ndarray, weight: np.ndarray) -> float:
     """Return the probability that a wrong draft scores above a right one, for how often each draft counts."""
-    order = np.argsort(score, kind="stable")
-    s, r, w = score[order], right[order], weight[order]
-    below = np.concatenate([[0.0], np.cumsum(w * r)])
-    first, past = np.searchsorted(s, s, "left"), np.searchsorted(s, s, "right")
-    pairs = (w * r).sum() * (w * ~r).sum()
-    return float(((w * ~r) * (below[first] + below[past]) / 2).sum() / pairs) if pairs else float("nan")
+    return float(roc_auc_score(~right, score, sample_weight=weight)) if len({*right[weight > 0].tolist()}) == 2 else float("nan")
 
 
 def by_set(score: np.ndarray, rows: tuple[Row, ...], right: np.ndarray, weight: np.ndarray | None = None) -> dict[str, float]:

@@ -28,7 +28,6 @@ CARD, WEIGHTS, CALIBRATION = "config.json", "model.safetensors", "calibration.js
 _TOGETHER = 4096
 """Drafts read in one product at most."""
 _CERTAIN = 1 - 1e-7
-_LARGEST = 60.0
 
 
 class Prober:
@@ -110,13 +109,15 @@ class Prober:
 
     def confidence(self, reading: Reading, *, with_passages: bool) -> float | None:
         """Return the calibrated probability that the answer read is right; None where the card has none for its kind."""
+        from scipy.special import expit
+
         fitted = self.card.confidence.get("with" if with_passages else "without")
         parts = np.array(list(reading.parts.values()))
         if fitted is None or not np.isfinite(parts).all():
             return None
         margins = 2 * np.arctanh(np.clip(parts, -_CERTAIN, _CERTAIN)) if self.combine == "probabilities" else parts
         a, b = fitted
-        return float(1 / (1 + np.exp(-np.clip(a + b * margins.sum(), -_LARGEST, _LARGEST))))
+        return float(expit(a + b * margins.sum()))
 
     def threshold(self, wanted: float | str | None = None) -> Threshold:
         """Return a threshold for this prober's sum.

@@ -11,7 +11,8 @@ is no value (nan), which opens a gate. Higher is less sure.
 | `ln-entropy` | mean over samples of their mean -ln p(token) (Malinin and Gales 2021, length-normalised) | [0, inf) nats |
 | `mean-perplexity` | mean over samples of exp of their mean -ln p(token): what SeaKR's released code calls ln_entropy | [1, inf) |
 
-Two samples mean the same if `same` says so of their answers; the default compares them normalised, as exact match does.
+Two samples mean the same if `same` says so of their answers; the default puts case, punctuation, articles and spaces aside, as exact
+match does, but keeps figures apart: 3.5 is not 35.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from math import log
 from typing import TypeAlias
 
 import numpy as np
@@ -131,11 +131,6 @@ def mean_perplexity(samples: Sequence[Completion]) -> float:
 
 def _mean_nlls(samples: Sequence[Completion]) -> list[float]:
     return [float(-sample.score("logprobs").astype(np.float64).mean()) for sample in samples if len(sample.token_ids)]
-
-
-def largest_entropy(k: int) -> float:
-    """Return the entropy of `k` samples that all mean something else, in nats."""
-    return log(k)
 
 
 LEXICAL = SampleSignal("lexical-dissimilarity", lexical_dissimilarity)

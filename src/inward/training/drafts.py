@@ -31,7 +31,6 @@ from inward.evals.record import Question
 from inward.types import F32
 
 Mode: TypeAlias = Literal["without", "with"]
-MODES: tuple[Mode, ...] = ("without", "with")
 DRAFTS, STATES = "drafts.jsonl", "states.f32"
 PROMPT, LAST = "prompt", "last"
 """Names of rows: states of the prompt's last token, before anything is written; `without:last`, those of a draft's last token."""
@@ -227,7 +226,7 @@ def read_drafts(path: str | Path) -> Drafts:
     folder = Path(path)
     run = read_run(folder)
     if run is None or not (folder / DRAFTS).exists():
-        raise UsageError(f"{str(path)!r} holds no drafts: make them with `inward prober draft` or `inward prober train`")
+        raise UsageError(f"{str(path)!r} holds no drafts: make them with `inward prober train`")
     shape = (len(run.identity["layers"]), int(run.identity["width"]))
     questions = tuple(line.value for line in numbered(folder / DRAFTS, QuestionDrafts))
     row_bytes = 4 * shape[0] * shape[1]

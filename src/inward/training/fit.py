@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from inward import __version__
 from inward.errors import BadInput
-from inward.evals.record import Question
 from inward.probers.card import CalibrationRow, ProberCard
 from inward.probers.prober import Prober
 from inward.probers.train import PARTS, SHARES, Bools, Recipe, Trained, part_questions, train
@@ -212,8 +211,3 @@ def _card(drafts: Drafts, plan: FitPlan, layers: tuple[int, ...], trained: Train
             "best_epochs": list(trained.best_epochs),
         },
     )
-
-
-def questions_of(rows: Sequence[Row]) -> list[Question]:
-    """Return the questions of rows, each once."""
-    return list({(row.dataset, row.question.id): row.question for row in rows}.values())

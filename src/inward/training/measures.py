@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit
 
 from inward.evals.gates import auroc, ece
 from inward.probers.card import Measured
@@ -47,10 +48,10 @@ def _measured(data: str, mode: str, margins: F32, right: NDArray[np.bool_], laye
     columns["combined"] = margins.sum(1)
     wrong = (~right).astype(float).tolist()
     known = right.astype(float).tolist()
-    sure = {name: [float(p) for p in 1 / (1 + np.exp(np.clip(values, -60, 60)))] for name, values in columns.items()}
+    sure = {name: expit(-values).astype(float).tolist() for name, values in columns.items()}
     fitted = prober.card.confidence.get(mode)
     if fitted is not None:
-        sure["combined"] = [float(p) for p in 1 / (1 + np.exp(-np.clip(fitted[0] + fitted[1] * columns["combined"], -60, 60)))]
+        sure["combined"] = expit(fitted[0] + fitted[1] * columns["combined"]).astype(float).tolist()
     return Measured(
         data=data,
         mode=mode,  # type: ignore[arg-type]
